@@ -1,0 +1,84 @@
+"""The errors of dcr: what went wrong, what to do next, and the exit code.
+
+    DcrError
+        UsageError            2   the command cannot be understood
+        NotFoundError         3   no such checkpoint, delta, remote or version
+        DamagedError          4   malformed, unsafe, or not the digest it should have
+            IncompleteError   4   a change of this checkpoint was stopped and must be finished
+        WrongBaseError        5   another base, history or state than the one asked for
+        ConflictError         6   somebody else holds or changed it; try again
+        TransportError        7   a remote did not answer
+        UnsupportedError      8   a format version, feature, capability or package that is not there
+        LocalError            9   the local disk or memory refused
+        HookError            10   a hook or engine failed after the bytes were in place
+
+Printing them is not this module's work.
+"""
+
+from __future__ import annotations
+
+
+class DcrError(Exception):
+    """An error that a user can act on.
+
+    `what` names the file, tensor or argument; `facts` says what was expected and what was found. The message is one
+    line, `what: facts`, with control characters escaped. `hint` is the next thing to do.
+    """
+
+    exit_code = 70
+    retryable = False
+
+    def __init__(self, what: str, facts: str, *, hint: str | None = None) -> None:
+        self.what = one_line(what)
+        self.facts = one_line(facts)
+        self.hint = one_line(hint) if hint is not None else None
+        super().__init__(f"{self.what}: {self.facts}")
+
+
+class UsageError(DcrError):
+    exit_code = 2
+
+
+class NotFoundError(DcrError):
+    exit_code = 3
+
+
+class DamagedError(DcrError):
+    exit_code = 4
+
+
+class IncompleteError(DamagedError):
+    """A change of a checkpoint was stopped between its first and last step."""
+
+
+class WrongBaseError(DcrError):
+    exit_code = 5
+
+
+class ConflictError(DcrError):
+    exit_code = 6
+    retryable = True
+
+
+class TransportError(DcrError):
+    exit_code = 7
+    retryable = True
+
+
+class UnsupportedError(DcrError):
+    exit_code = 8
+
+
+class LocalError(DcrError):
+    exit_code = 9
+
+
+class HookError(DcrError):
+    exit_code = 10
+
+
+def one_line(text: str) -> str:
+    """Escape what would break a line, move a cursor or fail to encode; everything printable stays."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
