@@ -1,6 +1,7 @@
 """The kernels of dcr: one set of functions, compiled if they are there, else the NumPy reference.
 
-The choice is made once, when this package is imported, and `describe` says what it was and why. Both sets give the same bytes.
+The choice is made once, when this package is imported, and `describe` says what it was and why. Both sets give the same
+bytes.
 """
 
 from __future__ import annotations

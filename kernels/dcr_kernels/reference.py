@@ -1,9 +1,10 @@
 """The kernels in NumPy: the definition of what is right, and the fall-back where no compiled kernels are.
 
-Section numbers are those of FORMAT.md. The functions are written to be read beside it, not to be fast. All arrays are 1-d and
-C-contiguous, aligned or not; elements are unsigned integers of 1, 2, 4 or 8 bytes. Encoded input is never trusted: a stream that
-FORMAT.md calls malformed is a ValueError that ends in "at byte N", and no stream makes a function use memory beyond a small multiple of the
-number of elements that the caller names. Wrong arrays are a ValueError as well, "at element N" where one element is at fault.
+It is written to be read beside FORMAT.md, whose section numbers it names, not to be fast. All arrays are 1-d, C-contiguous,
+aligned or not; elements are unsigned integers of 1, 2, 4 or 8 bytes. Encoded input is never trusted: a stream that
+FORMAT.md calls malformed is a ValueError that ends in "at byte N", and no stream makes a function use more memory
+than a small multiple of the elements that the caller has. Wrong arrays are a ValueError as well, with "at element N"
+where one element is at fault.
 
 Not here: the whole form's compression, the bytes of Huffman tables and of heads, the choice of an encoding.
 """
@@ -43,11 +44,8 @@ ROW_BYTES = 2 * ROW_UNITS
 ROWS_AT_ONCE = 64
 
 
-# Digest: FORMAT.md 3
-
-
 def digest(data: Bytes, offset: int = 0) -> NDArray[np.uint32]:
-    """Return what the bytes `data`, which lie at byte `offset` of their tensor, add to its four sums."""
+    """Return what the bytes `data`, at byte `offset` of their tensor, add to its four sums (FORMAT.md 3.2)."""
     _check_offset(offset)
     source = _bytes_of(data)
     total = np.zeros(4, np.uint32)
@@ -67,7 +65,10 @@ def digest(data: Bytes, offset: int = 0) -> NDArray[np.uint32]:
 
 
 def digest_changes(positions: Positions, old: Elements, new: Elements, offset: int) -> NDArray[np.uint32]:
-    """Return what the four sums grow by when the element at byte `offset + position * width` goes from old to new."""
+    """Return what the four sums grow by when the element at byte `offset + position * width` goes from old to new.
+
+    The positions are in any order and distinct; `offset` is of any parity.
+    """
     _check_offset(offset)
     width = _width(old, new)
     _check_uint32(positions)
@@ -113,9 +114,6 @@ def _row_keys(rows: NDArray[np.uint64]) -> NDArray[np.uint32]:
     return _mix(quarters + rows[:, None]).astype(np.uint32) | np.uint32(1)
 
 
-# Changes of plain arrays
-
-
 def scan(base: Elements, target: Elements) -> Positions:
     """Return the ascending positions at which the bits of base and target differ."""
     _width(base, target)
@@ -144,11 +142,8 @@ def _check_patch(out: Elements, positions: Positions, values: Elements) -> None:
         raise ValueError(f"position outside of {out.size} elements: at element {int(np.argmax(outside))}")
 
 
-# Whole form, without its compression: FORMAT.md 5.1
-
-
 def whole_split(block: Bytes, width: int) -> NDArray[np.uint8]:
-    """Return the byte planes of a block of elements, plane p as row p."""
+    """Return the byte planes of a block of elements, plane p as row p (FORMAT.md 5.1)."""
     source = _bytes_of(block)
     if source.size % width:
         raise ValueError(f"{source.size} bytes are no multiple of the width {width}: at byte {source.size}")
@@ -162,16 +157,14 @@ def whole_join(planes: NDArray[np.uint8], width: int) -> bytes:
     return planes.T.tobytes()
 
 
-# Context: FORMAT.md 5.5
-
-
 def context_draft(
     base: Elements, target: Elements, positions: Positions, exponent_bits: int, exponent_shift: int
 ) -> tuple[bytes, NDArray[np.uint32], Elements]:
     """Return the bit stream of a context block, the number of changes per class and the magnitudes in coding order.
 
-    `positions` are the changed elements, ascending, at least one. The block is the stream followed by the `magnitude_encode` of
-    the counts and magnitudes, which has to wait until the starting states are chosen.
+    That is steps 1 to 4 of FORMAT.md 5.5. `positions` are the changed elements, ascending, at least one. The block is
+    the stream followed by what `magnitude_encode` makes of the other two, which has to wait until the starting states
+    are chosen.
     """
     width = _width(base, target)
     _check_sizes(base, target)
@@ -202,7 +195,7 @@ def context_draft(
 def context_decode(
     block: Bytes, base: Elements, exponent_bits: int, exponent_shift: int, states: NDArray[np.uint16]
 ) -> tuple[Positions, Elements]:
-    """Return the positions that a context block changes, class after class, and their new bits."""
+    """Return the positions that a context block changes, class after class, and their new bits (FORMAT.md 5.5)."""
     width = _width(base)
     top, classes = _classes(base, exponent_bits, exponent_shift)
     class_states = _states(states)
@@ -243,7 +236,7 @@ def context_decode(
 
 
 def magnitude_bins(class_counts: NDArray[np.uint32], magnitudes: Elements) -> NDArray[np.uint64]:
-    """Return how often each state codes bit 0 and bit 1 for these magnitudes."""
+    """Return how often each state P[c][i] codes bit 0 and bit 1 for these magnitudes, which are in coding order."""
     _check_magnitudes(class_counts, magnitudes)
     bins = np.zeros((CLASSES, STATES, 2), np.uint64)
     lengths = _bit_lengths(magnitudes) - 1
@@ -258,7 +251,7 @@ def magnitude_bins(class_counts: NDArray[np.uint32], magnitudes: Elements) -> ND
 
 
 def magnitude_encode(class_counts: NDArray[np.uint32], magnitudes: Elements, states: NDArray[np.uint16]) -> bytes:
-    """Return the section of the adaptive coder for these magnitudes, which are in coding order."""
+    """Return the adaptive coder's section for these magnitudes, which are in coding order (FORMAT.md 5.5, step 5)."""
     _check_magnitudes(class_counts, magnitudes)
     encoder = RangeEncoder()
     values = iter(magnitudes.tolist())
@@ -308,9 +301,6 @@ def _bit_lengths(values: Elements) -> Indices:
     return np.searchsorted(powers, values.astype(np.uint64), side="right")
 
 
-# Gap: FORMAT.md 5.6 and 5.7
-
-
 def gap_encode(
     n: int,
     positions: Positions,
@@ -321,7 +311,8 @@ def gap_encode(
 ) -> bytes:
     """Return the gap block of n elements whose changes at `positions`, ascending, at least one, carry `symbols`.
 
-    The table's entries are sorted by length, then symbol. `escape_length` -1 is a table without an escape, 0 one with nothing else.
+    The table's entries are sorted by length, then symbol (FORMAT.md 5.6, 5.7). `escape_length` is -1 in a table
+    without an escape, and 0 in one that has nothing else.
     """
     bits = 8 * _width(symbols)
     _check_positions(n, positions)
@@ -355,7 +346,7 @@ def gap_decode(
     table_lengths: NDArray[np.uint8],
     escape_length: int,
 ) -> tuple[Positions, Elements]:
-    """Return the ascending positions that a gap block of n elements changes, and their symbols.
+    """Return the ascending positions that a gap block of n elements changes, and their symbols (FORMAT.md 5.6).
 
     A symbol of 0 is returned like any other: whether it is malformed depends on the operation, which is not known here.
     """
@@ -402,9 +393,6 @@ def _table_entries(symbols: Elements, table_symbols: NDArray[np.uint64], escape_
     if escape_length == -1 and missing.any():
         raise ValueError(f"symbol without a code: at element {int(np.argmax(missing))}")
     return entries
-
-
-# Checks of arguments
 
 
 def _bytes_of(data: Bytes) -> NDArray[np.uint8]:

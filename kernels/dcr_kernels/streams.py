@@ -22,10 +22,9 @@ MOST_SYMBOLS = 2048
 MASK_32 = 0xFFFFFFFF
 
 
-# Bit streams: FORMAT.md 1 and 5.2
-
-
 class BitWriter:
+    """Writes a bit stream (FORMAT.md 1)."""
+
     def __init__(self) -> None:
         self._parts: list[Bits] = []
 
@@ -46,7 +45,10 @@ class BitWriter:
 
 
 class BitReader:
-    """Reads a bit stream, of which no more than `limit` bytes are unpacked; no valid stream is longer than that."""
+    """Reads a bit stream (FORMAT.md 1), of which no more than `limit` bytes are unpacked.
+
+    No valid stream is longer than that, and what an invalid one holds behind them does not matter.
+    """
 
     def __init__(self, source: NDArray[np.uint8], limit: int) -> None:
         self._size = source.size
@@ -61,6 +63,7 @@ class BitReader:
         return ValueError(f"malformed block: {facts}: at byte {self._at // 8}")
 
     def head(self) -> None:
+        """Read the head bit (FORMAT.md 5.2), which must be 0."""
         if self.field(1):
             raise self.malformed("the block is in its whole form")
 
@@ -107,25 +110,21 @@ class BitReader:
         return self._at // 8
 
 
-# Position code: FORMAT.md 5.3
-
-
 def rice_parameter(members: int, coded: int) -> int:
+    """Return k of FORMAT.md 5.3 for `coded` > 0 of `members`."""
     return ((123 * (2 * (members - coded) + coded)) // (512 * coded)).bit_length()
 
 
 def rice_gaps(members: int, changed: Indices) -> tuple[Indices, int]:
     """Return the gaps of the coded set, and the parameter they are written with."""
-    if 2 * changed.size > members:
-        coded = np.delete(np.arange(members), changed)
-    else:
-        coded = changed
+    coded = np.delete(np.arange(members), changed) if 2 * changed.size > members else changed
     if not coded.size:
         return coded, 0
     return np.diff(coded, prepend=-1) - 1, rice_parameter(members, coded.size)
 
 
 def position_code(members: int, changed: Indices) -> Bits:
+    """Return the position code (FORMAT.md 5.3) of the ascending `changed` among `members`."""
     gaps, parameter = rice_gaps(members, changed)
     ends = np.cumsum((gaps >> parameter) + 1 + parameter)
     bits = np.zeros(int(ends[-1]) if ends.size else 0, np.uint8)
@@ -137,6 +136,7 @@ def position_code(members: int, changed: Indices) -> Bits:
 
 
 def read_position_code(reader: BitReader, members: int, count: int) -> Indices:
+    """Read which `count` of `members` changed, ascending."""
     coded_count = members - count if 2 * count > members else count
     coded = []
     at = -1
@@ -149,14 +149,14 @@ def read_position_code(reader: BitReader, members: int, count: int) -> Indices:
     return np.delete(np.arange(members), found) if 2 * count > members else found
 
 
-# Adaptive binary coder: FORMAT.md 5.4
-
-
 def adapted(state: int, bit: int) -> int:
+    """Return what a state becomes when it has coded `bit`."""
     return state - (state >> 5) if bit else state + ((65536 - state) >> 5)
 
 
 class RangeDecoder:
+    """Reads the adaptive coder's section (FORMAT.md 5.4), which lies at byte `start` of its block."""
+
     def __init__(self, section: bytes, start: int) -> None:
         self._section = section
         self._start = start
@@ -205,6 +205,8 @@ class RangeDecoder:
 
 
 class RangeEncoder:
+    """Writes the adaptive coder's section (FORMAT.md 5.4)."""
+
     def __init__(self) -> None:
         self._low = 0
         self._range = MASK_32
@@ -250,6 +252,7 @@ class RangeEncoder:
 
 
 def read_magnitude(decoder: RangeDecoder, states: list[int], bits: int) -> int:
+    """Read a magnitude of at most `bits` bits with, and adapting, the states of its class (FORMAT.md 5.5)."""
     exponent = 0
     while decoder.bit(states, min(exponent, STATES - 1)):
         exponent += 1
@@ -262,6 +265,7 @@ def read_magnitude(decoder: RangeDecoder, states: list[int], bits: int) -> int:
 
 
 def write_magnitude(encoder: RangeEncoder, states: list[int], magnitude: int) -> None:
+    """Write a magnitude with, and adapting, the states of its class (FORMAT.md 5.5)."""
     exponent = magnitude.bit_length() - 1
     for index in range(exponent):
         encoder.bit(states, min(index, STATES - 1), 1)
@@ -270,13 +274,10 @@ def write_magnitude(encoder: RangeEncoder, states: list[int], magnitude: int) ->
         encoder.plain(magnitude >> shift & 1)
 
 
-# Huffman codes: FORMAT.md 5.7
-
-
 def huffman_codes(
     bits: int, table_symbols: NDArray[np.uint64], table_lengths: NDArray[np.uint8], escape_length: int
 ) -> tuple[Indices, Indices]:
-    """Return length and canonical code of each entry of a table, the escape last."""
+    """Return length and canonical code of each entry of a table for fields of `bits` bits, the escape last (5.7)."""
     if table_symbols.size != table_lengths.size or table_symbols.size > MOST_SYMBOLS:
         raise ValueError(f"malformed table: {table_symbols.size} symbols, {table_lengths.size} lengths")
     entries = list(zip(table_lengths.tolist(), table_symbols.tolist(), strict=True))
