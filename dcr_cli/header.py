@@ -10,21 +10,20 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 import stat
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from dcr_cli.errors import ConflictError, DamagedError, LocalError
+from dcr_cli.json_text import check_levels, load_json, plain_object
+from dcr_cli.json_text import strict_json as strict_json  # noqa: PLC0414
 from dcr_cli.names import shown
 
 LENGTH_BYTES = 8
 MAX_HEADER_BYTES = 100_000_000
-MAX_JSON_LEVELS = 16
 MAX_U64 = 2**64 - 1
-MIN_I64 = -(2**63)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,10 +149,10 @@ def parse_header(raw: bytes, total_bytes: int, what: str) -> Header:
     """Check the 8 length bytes and header of a file of `total_bytes` bytes, of which nothing else is needed."""
     if len(raw) != LENGTH_BYTES + header_bytes(raw[:64], total_bytes, what):
         raise DamagedError(what, f"has {len(raw) - LENGTH_BYTES} bytes of header, not as many as it states")
-    members = _load_json(raw[LENGTH_BYTES:], what, _header_object)
+    members = load_json(raw[LENGTH_BYTES:], what, _header_object)
     if not isinstance(members, dict):
         raise DamagedError(what, "its header is not a JSON object of tensors")
-    _check_levels(members, what)
+    check_levels(members, what)
     metadata = _metadata(members.pop("__metadata__", None), what)
     data_bytes = total_bytes - len(raw)
     tensors = [_entry(name, member, what) for name, member in members.items()]
@@ -168,7 +167,7 @@ _Plain = tuple[str, tuple[int, ...], int, int]
 
 
 def _header_object(pairs: list[tuple[str, Any]]) -> dict[str, Any] | _Plain:
-    members = _object(pairs)
+    members = plain_object(pairs)
     return (_plain(members) or members) if len(members) == 3 else members
 
 
@@ -277,105 +276,6 @@ def write_safetensors(columns: Mapping[str, tuple[str, Sequence[int], Any]], met
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return b"".join([struct.pack("<Q", len(text)), text, *parts])
-
-
-# JSON
-
-
-def strict_json(data: bytes, what: str) -> Any:
-    """Parse JSON as FORMAT.md section 1 has it, where every text means one thing; raise DamagedError about `what` otherwise.
-
-    Refused beyond what the grammar refuses: a byte-order mark, duplicate keys, NaN and infinities, lone surrogates, numbers
-    that do not fit, and more than 16 levels. "-0" becomes a float, so that it is no integer.
-    """
-    value = _load_json(data, what, _object)
-    _check_levels(value, what)
-    return value
-
-
-def _load_json(data: bytes, what: str, make_object: Callable[[list[tuple[str, Any]]], Any]) -> Any:
-    try:
-        text = data.decode()
-        _check_surrogates(text)
-        return json.loads(
-            text,
-            object_pairs_hook=make_object,
-            parse_int=_integer,
-            parse_float=_float,
-            parse_constant=_constant,
-        )
-    except UnicodeDecodeError as error:
-        raise DamagedError(what, f"is not UTF-8, at byte {error.start} of its JSON") from error
-    except json.JSONDecodeError as error:
-        raise DamagedError(what, f"is not valid JSON: {error.msg}, at character {error.pos}") from error
-    except ValueError as error:
-        raise DamagedError(what, f"is not valid JSON: {error}") from error
-    except RecursionError as error:
-        raise DamagedError(what, f"is JSON of more than {MAX_JSON_LEVELS} levels") from error
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    members = dict(pairs)
-    if len(members) != len(pairs):
-        seen: set[str] = set()
-        for key, _ in pairs:
-            if key in seen:
-                raise ValueError(f"duplicate key {shown(key)}")
-            seen.add(key)
-    return members
-
-
-def _integer(text: str) -> int | float:
-    if len(text) <= 21:
-        value = int(text)
-        if MIN_I64 <= value <= MAX_U64:
-            return value or (-0.0 if text[0] == "-" else 0)
-    raise ValueError(f"an integer of {len(text)} characters does not fit 64 bits")
-
-
-def _float(text: str) -> float:
-    value = float(text)
-    if math.isinf(value):
-        raise ValueError("a number is too large")
-    return value
-
-
-def _constant(text: str) -> Any:
-    raise ValueError(f"{text} is not a number")
-
-
-_ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|.)", re.DOTALL)
-_SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
-
-
-def _check_surrogates(text: str) -> None:
-    if not _SURROGATE_ESCAPE.search(text):
-        return
-    high_ends_at = -1
-    for match in _ESCAPE.finditer(text):
-        unit = int(match[1], 16) if match[1] else 0
-        is_low = 0xDC00 <= unit < 0xE000
-        if is_low != (match.start() == high_ends_at):
-            break
-        high_ends_at = match.end() if 0xD800 <= unit < 0xDC00 else -1
-    else:
-        if high_ends_at < 0:
-            return
-    raise ValueError("a string has a lone surrogate")
-
-
-def _check_levels(value: Any, what: str) -> None:
-    level = [value] if isinstance(value, dict | list) else []
-    for _ in range(MAX_JSON_LEVELS):
-        level = [
-            child
-            for parent in level
-            for child in (parent.values() if isinstance(parent, dict) else parent)
-            if type(child) is dict or type(child) is list
-        ]
-        if not level:
-            return
-    raise DamagedError(what, f"is JSON of more than {MAX_JSON_LEVELS} levels")
 
 
 # Files that are no safetensors files
