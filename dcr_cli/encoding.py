@@ -6,7 +6,6 @@ malformed input passes through as ValueError; the caller, who knows tensor and p
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
@@ -14,10 +13,10 @@ from typing import Any
 
 import dcr_kernels as kernels
 import numpy as np
-import zstandard
 from numpy.typing import NDArray
 
 from dcr_cli.bits import read_varint, write_varint
+from dcr_cli.frame import decode_frame, encode_frame
 from dcr_cli.header import Dtype
 from dcr_cli.huffman import HuffmanTable
 
@@ -197,7 +196,7 @@ def encode_whole(elements: Elements) -> bytes:
     for plane, data in enumerate(kernels.whole_split(elements, width)):
         raw = data.tobytes()
         # The smallest frame of any content takes more than a dozen bytes.
-        frame = _ZSTD.compressor.compress(raw) if len(raw) >= 16 else b""
+        frame = encode_frame(raw, 1) if len(raw) >= 16 else b""
         size = write_varint(len(frame))
         if frame and len(size) + len(frame) < len(raw):
             mask |= 1 << plane
@@ -229,33 +228,4 @@ def decode_whole(form: memoryview, elements: int, width: int) -> Elements:
         at += size
     if at != len(form):
         raise ValueError(f"bytes after the last plane: at byte {at}")
-    joined: Elements = kernels.whole_join(planes, width)
-    return joined
-
-
-def decode_frame(frame: bytes | memoryview, content_bytes: int, window_limit: int) -> bytes:
-    """Decode exactly one zstd frame that states `content_bytes`. ValueError if it is anything else."""
-    try:
-        facts = zstandard.get_frame_parameters(frame)
-        # What the frame says of itself is compared before the library may take memory for it.
-        if facts.content_size != content_bytes or facts.window_size > max(window_limit, 1024):
-            raise ValueError(f"zstd frame of {facts.content_size} bytes, {content_bytes} expected")
-        content: bytes = _ZSTD.decompressor.decompress(
-            frame, max_output_size=max(content_bytes, 1), read_across_frames=False, allow_extra_data=False
-        )
-    except zstandard.ZstdError as error:
-        raise ValueError(f"zstd: {error}") from error
-    if len(content) != content_bytes:
-        raise ValueError(f"zstd frame holds {len(content)} bytes, {content_bytes} expected")
-    return content
-
-
-class _Zstd(threading.local):
-    """One compressor and one decompressor a thread; shared ones crash the process."""
-
-    def __init__(self) -> None:
-        self.compressor = zstandard.ZstdCompressor(level=1)
-        self.decompressor = zstandard.ZstdDecompressor()
-
-
-_ZSTD = _Zstd()
+    return np.frombuffer(kernels.whole_join(planes, width), uint_dtype(width))

@@ -1,0 +1,396 @@
+"""Compares two checkpoints bit for bit and, where asked, writes the delta that turns one into the other.
+
+Scanning runs in threads, block by block, in bounded memory; coding is encoder.py's, documents are manifest.py's.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dcr_cli.checkpoint import Checkpoint, FileDigest, Reader, Tensor, open_checkpoint
+from dcr_cli.choice import ALLOWED, Allowed, Choice
+from dcr_cli.digest import State, add, content_digest, digest_bytes, files_digest, no_digest
+from dcr_cli.encoder import PieceEncoder
+from dcr_cli.encoding import BLOCK_BYTES, Encoding, block_elements, encode_whole
+from dcr_cli.errors import UsageError
+from dcr_cli.manifest import FileRow, Manifest, Piece, Run, TensorRow
+from dcr_cli.matching import Matching, match
+from dcr_cli.output import DeltaOutput
+from dcr_cli.scan import (
+    Part,
+    Scanned,
+    Scanner,
+    block_count,
+    block_part,
+    digest_part,
+    parts_of,
+    sample,
+    tasks_of,
+    whole_draft,
+)
+from dcr_cli.work import default_jobs
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class DiffRow:
+    """What became of one tensor. `kind` is same, changed, added, removed, replaced or renamed."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    kind: str
+    source: str | None
+    elements: int
+    changed_elements: int
+    encoding: str | None
+    delta_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class DiffResult:
+    """What two checkpoints differ in. Sizes are in bytes; `delta_bytes` is what the whole delta folder takes."""
+
+    tensors: int
+    elements: int
+    changed_elements: int
+    changed_tensors: int
+    dense_bytes: int
+    delta_bytes: int
+    added: tuple[str, ...]
+    removed: tuple[str, ...]
+    replaced: tuple[str, ...]
+    renamed: tuple[tuple[str, str], ...]
+    moved: tuple[str, ...]
+    files_changed: tuple[str, ...]
+    base: State
+    target: State
+    encodings: dict[str, int]
+    output: str | None
+    rows: tuple[DiffRow, ...]
+
+    @property
+    def same(self) -> bool:
+        """Whether both are one state."""
+        return self.base == self.target
+
+
+def diff(
+    base: str | Path,
+    target: str | Path,
+    output: str | Path | None = None,
+    *,
+    encoding: str = "auto",
+    jobs: int | None = None,
+    skip: Sequence[str] = (),
+    progress: Progress | None = None,
+) -> DiffResult:
+    """Compare checkpoint `target` with checkpoint `base`; with `output`, write the delta there.
+
+    `output` must not exist, or be an empty folder, or hold a delta that was never finished; it is complete when its
+    commit.json is there. Without it the same work is done and nothing is written. Memory does not depend on the size
+    of the checkpoints. Raises NotFoundError, DamagedError, ConflictError (a source changed while it was read, the
+    output is taken), LocalError, UsageError.
+    """
+    if encoding not in ALLOWED:
+        raise UsageError("encoding", f"one of {', '.join(ALLOWED)} expected, found {encoding!r}")
+    old = open_checkpoint(base, skip=skip, what="base")
+    new = open_checkpoint(target, skip=skip, what="target")
+    with ExitStack() as stack:
+        sink = stack.enter_context(DeltaOutput(output, outside=(old.root, new.root)))
+        readers = stack.enter_context(old.reader()), stack.enter_context(new.reader())
+        pool = stack.enter_context(ThreadPoolExecutor(jobs or default_jobs(), "dcr-diff"))
+        stack.callback(pool.shutdown, wait=True, cancel_futures=True)
+        run = _Run(old, new, readers, pool, sink, ALLOWED[encoding], jobs or default_jobs(), progress)
+        return run.result()
+
+
+@dataclass(slots=True)
+class _Row:
+    """What is known of one tensor of the target so far."""
+
+    tensor: Tensor
+    source: Tensor | None
+    twin: int | None
+    base_digest: NDArray[np.uint32]
+    target_digest: NDArray[np.uint32]
+    changed: int = 0
+    blocks_left: int = 0
+    begun: bool = False
+    unchanged_before: int = 0
+    encoding: Encoding | None = None
+    runs: tuple[Run, ...] = ()
+
+
+class _Run:
+    """One diff from its first read to its last write."""
+
+    def __init__(
+        self,
+        base: Checkpoint,
+        target: Checkpoint,
+        readers: tuple[Reader, Reader],
+        pool: ThreadPoolExecutor,
+        sink: DeltaOutput,
+        allowed: Allowed,
+        jobs: int,
+        progress: Progress | None,
+    ) -> None:
+        self.base, self.target = base, target
+        self.base_reader, self.target_reader = readers
+        self.pool, self.sink, self.jobs = pool, sink, jobs
+        self.progress = progress or (lambda stage, done, total: None)
+        self.scanner = Scanner(self.base_reader, self.target_reader, allowed)
+        self.encoder = PieceEncoder(pool, sink.writer, allowed, tasks=2 * jobs)
+        self.base_digests: dict[str, bytes] = {}
+        self.rows: list[_Row] = []
+
+    def result(self) -> DiffResult:
+        matching = match(self.base, self.target, self._sample, self._digest)
+        self._make_rows(matching)
+        gone = self._base_only()
+        self._scan(gone)
+        file_rows, base_files, target_files = self._files()
+        self.base_reader.check_unchanged()
+        self.target_reader.check_unchanged()
+        manifest = self._manifest(file_rows)
+        base_state, target_state = self._states(base_files, target_files)
+        tensor_digests = [digest_bytes(row.target_digest) for row in self.rows]
+        self.sink.finish(manifest, tensor_digests, base_state, target_state)
+        return self._summary(manifest, base_files, base_state, target_state)
+
+    def _reader(self, checkpoint: Checkpoint) -> Reader:
+        return self.base_reader if checkpoint is self.base else self.target_reader
+
+    def _sample(self, checkpoint: Checkpoint, tensor: Tensor) -> bytes:
+        return sample(self._reader(checkpoint), tensor)
+
+    def _digest(self, checkpoint: Checkpoint, tensor: Tensor) -> bytes:
+        """The digest of all of a tensor, in the pool's threads."""
+        if checkpoint is self.base and tensor.name in self.base_digests:
+            return self.base_digests[tensor.name]
+        total = no_digest()
+        for found in self.pool.map(partial(digest_part, self._reader(checkpoint)), parts_of(-1, tensor, None)):
+            total = add(total, found)
+        if checkpoint is self.base:
+            self.base_digests[tensor.name] = digest_bytes(total)
+        return digest_bytes(total)
+
+    def _make_rows(self, matching: Matching) -> None:
+        index = {tensor.name: i for i, tensor in enumerate(self.target.tensors)}
+        for tensor in self.target.tensors:
+            source = matching.sources[tensor.name]
+            twin = matching.twins.get(tensor.name)
+            self.rows.append(
+                _Row(
+                    tensor,
+                    self.base.by_name[source] if source is not None else None,
+                    index[twin] if twin is not None else None,
+                    no_digest(),
+                    no_digest(),
+                )
+            )
+
+    def _base_only(self) -> list[Tensor]:
+        """Base tensors that no row reads, which the base's digest needs all the same."""
+        read = {row.source.name for row in self.rows if row.source is not None and row.twin is None}
+        return [t for t in self.base.tensors if t.name not in read and t.name not in self.base_digests]
+
+    def _all_parts(self, gone: Sequence[Tensor]) -> Iterator[Part]:
+        for index, row in enumerate(self.rows):
+            if row.twin is None:
+                yield from parts_of(index, row.source, row.tensor)
+        for tensor in gone:
+            yield from parts_of(-1, tensor, None)
+
+    def _scan(self, gone: Sequence[Tensor]) -> None:
+        """Scan all parts in tasks, a bounded number ahead, and take their results in order."""
+        for row in self.rows:
+            row.blocks_left = block_count(row.tensor) if row.twin is None else 0
+        total = sum(row.tensor.bytes for row in self.rows) + sum(tensor.bytes for tensor in gone)
+        done = 0
+        gone_digests = {tensor.name: no_digest() for tensor in gone}
+        ahead: deque[tuple[int, Future[list[Scanned]]]] = deque()
+        for size, parts in tasks_of(self._all_parts(gone)):
+            ahead.append((size, self.pool.submit(self.scanner.scan_all, parts)))
+            while len(ahead) > 2 * self.jobs:
+                done += self._take(ahead.popleft(), gone_digests)
+                self.progress("diff", done, total)
+        while ahead:
+            done += self._take(ahead.popleft(), gone_digests)
+            self.progress("diff", done, total)
+        self.base_digests.update((name, digest_bytes(found)) for name, found in gone_digests.items())
+        for row in self.rows:
+            if row.source is not None and row.twin is None:
+                self.base_digests[row.source.name] = digest_bytes(row.base_digest)
+        for row in self.rows:
+            if row.twin is not None:
+                twin = self.rows[row.twin]
+                row.target_digest, row.changed = twin.target_digest, twin.changed
+
+    def _take(self, task: tuple[int, Future[list[Scanned]]], gone_digests: dict[str, NDArray[np.uint32]]) -> int:
+        for scanned in task[1].result():
+            part = scanned.part
+            if part.row < 0:
+                assert part.base is not None
+                gone_digests[part.base.name] = add(gone_digests[part.base.name], scanned.base_digest)
+            else:
+                self._take_block(self.rows[part.row], scanned)
+        return task[0]
+
+    def _take_block(self, row: _Row, scanned: Scanned) -> None:
+        """Hand one block of a row to the encoder; a row in which nothing changes never begins a piece."""
+        row.base_digest = add(row.base_digest, scanned.base_digest)
+        row.target_digest = add(row.target_digest, scanned.target_digest)
+        row.blocks_left -= 1
+        if scanned.draft is not None:
+            row.changed += scanned.draft.changed
+        whole = row.source is None or self.scanner.is_sent_whole(row.tensor)
+        if scanned.draft is not None and not row.begun:
+            row.begun = True
+            self.encoder.begin(row.tensor.dtype, Choice(Encoding.WHOLE, None) if whole else None)
+            for earlier in range(row.unchanged_before):
+                self._add_unchanged(row, earlier, whole=whole)
+        block = scanned.part.start // block_elements(row.tensor.dtype.width)
+        if not row.begun:
+            row.unchanged_before += 1
+        elif scanned.draft is None:
+            self._add_unchanged(row, block, whole=whole)
+        else:
+            self.encoder.add(scanned.draft, partial(self.scanner.load, scanned.part))
+        if row.begun and not row.blocks_left:
+            self.encoder.end(partial(_remember, row))
+
+    def _add_unchanged(self, row: _Row, block: int, *, whole: bool) -> None:
+        """A block without changes takes nothing, unless its piece is whole, where all blocks are written."""
+        if whole:
+            part = block_part(-1, row.source, row.tensor, block)
+            self.encoder.add(whole_draft(part.count), partial(self.scanner.load, part))
+        else:
+            self.encoder.add(None, None)
+
+    def _files(self) -> tuple[list[FileRow], list[FileDigest], list[FileDigest]]:
+        """Rows of all files of the target; those that the base has not are written after all pieces."""
+        base_files = self.base.files_digest(self.base_reader)
+        target_files = self.target.files_digest(self.target_reader)
+        known = {(facts.path, facts.kind): facts.blake3 for facts in base_files}
+        self.encoder.close()
+        headers = {shard.path: shard.header.raw for shard in self.target.shards}
+        rows = []
+        for facts in target_files:
+            runs: tuple[Run, ...] = ()
+            if known.get((facts.path, facts.kind)) != facts.blake3:
+                runs = self._write_file(headers.get(facts.path) or self.target_reader.read_file(facts.path))
+            rows.append(FileRow(facts.path, facts.kind, facts.size, facts.blake3, runs))
+        return rows, base_files, target_files
+
+    def _write_file(self, data: bytes) -> tuple[Run, ...]:
+        writer = self.sink.writer
+        writer.begin_piece(b"")
+        for start in range(0, max(len(data), 1), BLOCK_BYTES):
+            writer.add_block(encode_whole(np.frombuffer(data[start : start + BLOCK_BYTES], np.uint8)), None)
+        return writer.end_piece()
+
+    def _manifest(self, files: list[FileRow]) -> Manifest:
+        tensors = []
+        for row in self.rows:
+            origin = row if row.twin is None else self.rows[row.twin]
+            pieces: tuple[Piece, ...] = ()
+            digest = None
+            if origin.encoding is not None:
+                elements = row.tensor.elements
+                changed = elements if origin.encoding is Encoding.WHOLE else origin.changed
+                pieces = (Piece(int(origin.encoding), changed, None, origin.runs),)
+                digest = digest_bytes(row.target_digest)
+            source = row.source.name if row.source is not None else None
+            tensors.append(TensorRow(row.tensor.name, row.tensor.dtype.name, row.tensor.shape, source, pieces, digest))
+        removed = tuple(t.name for t in self.base.tensors if t.name not in self.target.by_name)
+        return Manifest(tuple(tensors), removed, tuple(files), self.sink.writer.finish(), self.target.skipped)
+
+    def _states(self, base_files: list[FileDigest], target_files: list[FileDigest]) -> tuple[State, State]:
+        base = content_digest((t.name, t.dtype.name, t.shape, self.base_digests[t.name]) for t in self.base.tensors)
+        target = content_digest(
+            (row.tensor.name, row.tensor.dtype.name, row.tensor.shape, digest_bytes(row.target_digest))
+            for row in self.rows
+        )
+        return State(base, files_digest(_records(base_files))), State(target, files_digest(_records(target_files)))
+
+    def _summary(self, manifest: Manifest, base_files: list[FileDigest], base: State, target: State) -> DiffResult:
+        rows = [self._row_summary(row, table) for row, table in zip(self.rows, manifest.tensors, strict=True)]
+        gone = {name: self.base.by_name[name] for name in manifest.removed}
+        renamed = tuple((row.source, row.name) for row in rows if row.kind == "renamed" and row.source is not None)
+        rows += [DiffRow(n, t.dtype.name, t.shape, "removed", None, t.elements, 0, None, 0) for n, t in gone.items()]
+        encodings: dict[str, int] = {}
+        for row in rows:
+            if row.encoding is not None:
+                encodings[row.encoding] = encodings.get(row.encoding, 0) + 1
+        kept = {(row.path, row.kind) for row in manifest.files}
+        changed_files = [row.path for row in manifest.files if row.runs]
+        changed_files += [facts.path for facts in base_files if (facts.path, facts.kind) not in kept]
+        return DiffResult(
+            tensors=len(self.rows),
+            elements=sum(row.tensor.elements for row in self.rows),
+            changed_elements=sum(row.changed_elements for row in rows),
+            changed_tensors=sum(row.changed_elements > 0 for row in rows),
+            dense_bytes=sum(row.tensor.bytes for row in self.rows),
+            delta_bytes=self.sink.bytes,
+            added=tuple(row.name for row in rows if row.kind == "added"),
+            removed=manifest.removed,
+            replaced=tuple(row.name for row in rows if row.kind == "replaced"),
+            renamed=renamed,
+            moved=tuple(
+                row.tensor.name
+                for row in self.rows
+                if row.tensor.name in self.base.by_name
+                and self.base.shards[self.base.by_name[row.tensor.name].shard].path
+                != self.target.shards[row.tensor.shard].path
+            ),
+            files_changed=tuple(sorted(changed_files)),
+            base=base,
+            target=target,
+            encodings=encodings,
+            output=str(self.sink.folder) if self.sink.folder is not None else None,
+            rows=tuple(sorted(rows, key=lambda row: row.name.encode())),
+        )
+
+    def _row_summary(self, row: _Row, table: TensorRow) -> DiffRow:
+        own = self.base.by_name.get(row.tensor.name)
+        source = table.source
+        if own is None:
+            kind = "renamed" if source is not None and source not in self.target.by_name else "added"
+        elif source is None or own.shape != row.tensor.shape:
+            kind = "replaced"
+        else:
+            kind = "changed" if table.pieces else "same"
+        piece = table.pieces[0] if table.pieces else None
+        return DiffRow(
+            name=row.tensor.name,
+            dtype=row.tensor.dtype.name,
+            shape=row.tensor.shape,
+            kind=kind,
+            source=source,
+            elements=row.tensor.elements,
+            # An element of a tensor that has no base is not a changed element; B17: it is replaced or added.
+            changed_elements=row.changed if source is not None and kind != "replaced" else 0,
+            encoding=Encoding(piece.encoding).label if piece is not None else None,
+            delta_bytes=sum(run.bytes for run in piece.runs) if piece is not None and row.twin is None else 0,
+        )
+
+
+def _remember(row: _Row, encoding: Encoding, runs: tuple[Run, ...]) -> None:
+    row.encoding, row.runs = encoding, runs
+
+
+def _records(files: Sequence[FileDigest]) -> Iterator[tuple[str, int, bytes]]:
+    """Files as the files digest counts them: 1 shard, 2 any other."""
+    return ((facts.path, 1 if facts.kind == 1 else 2, facts.blake3) for facts in files)

@@ -1,0 +1,149 @@
+"""Blocks to bytes and back, in every encoding, and the refusal of what no encoder writes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dcr_kernels as kernels
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dcr_cli.choice import ALLOWED, Allowed, Choice, StatesSample, choose
+from dcr_cli.encoding import (
+    Changed,
+    Elements,
+    Encoding,
+    decode_block,
+    decode_whole,
+    draft_block,
+    encode_block,
+    encode_whole,
+)
+from dcr_cli.header import DTYPES, Dtype
+from dcr_cli.huffman import HuffmanTable, build_table
+
+SIZES = (1, 2, 63, 64, 65, 1000, 5000)
+
+
+def pair(seed: int, elements: int, width: int, rate: float, spread: int) -> tuple[Elements, Elements]:
+    """A base and a target of random bits, of which a share `rate` moved by up to `spread` units."""
+    rng = np.random.default_rng(seed)
+    base = rng.integers(0, 1 << 8 * width - 1, elements, dtype=np.uint64) * 2
+    step = rng.integers(1, spread + 1, elements, dtype=np.uint64)
+    moved = rng.random(elements) < rate
+    moved[rng.integers(elements)] = True
+    target = np.where(moved, base + step, base)
+    return base.astype(f"<u{width}"), target.astype(f"<u{width}")
+
+
+def round_trip(base: Elements, target: Elements, dtype: Dtype, allowed: Allowed, encoding: Encoding | None) -> bytes:
+    """Encode one block as the encoder does, decode it, compare; gives the block."""
+    positions = kernels.scan(base, target)
+    draft = draft_block(base, target, positions, dtype, context=allowed.context, gap=allowed.gap)
+
+    def load() -> tuple[Elements, Elements]:
+        return base, target
+
+    if encoding in (Encoding.GAP_XOR, Encoding.GAP_OVERWRITE):
+        symbols = base ^ target if encoding is Encoding.GAP_XOR else target
+        values, counts = np.unique(symbols[positions], return_counts=True)
+        table: HuffmanTable | None = build_table(
+            dict(zip(values.tolist(), counts.tolist(), strict=True)), dtype.width, complete=True
+        )
+        choice = Choice(encoding, table)
+    else:
+        choice = choose([(draft, load)], dtype, allowed, complete=True)
+    states = {}
+    if choice.encoding is Encoding.CONTEXT:
+        sample = StatesSample()
+        sample.add(draft)
+        states[dtype.width] = sample.states()
+    block = encode_block(draft, choice.encoding, dtype.width, states, choice.table, load)
+    decoded = decode_block(memoryview(block), base, dtype, len(base), choice.encoding, states, choice.table)
+    result = base.copy()
+    if isinstance(decoded, Changed):
+        kernels.patch(result, decoded.positions, decoded.values)
+    else:
+        result = decoded
+    assert result.tobytes() == target.tobytes()
+    return block
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=lambda dtype: str(dtype.name))
+@pytest.mark.parametrize("encoding", ["auto", "context", "gap", "whole"])
+@pytest.mark.parametrize("rate", [0.0, 0.01, 0.6, 1.0])
+def test_a_block_comes_back(dtype: Dtype, encoding: str, rate: float) -> None:
+    for seed, elements in enumerate(SIZES):
+        base, target = pair(seed, elements, dtype.width, rate, 1 if seed % 2 else 255)
+        round_trip(base, target, dtype, ALLOWED[encoding], None)
+
+
+@pytest.mark.parametrize("encoding", [Encoding.GAP_XOR, Encoding.GAP_OVERWRITE])
+def test_both_gap_operations_come_back(encoding: Encoding) -> None:
+    for width, name in ((1, "U8"), (2, "BF16"), (4, "F32"), (8, "F64")):
+        base, target = pair(width, 3000, width, 0.02, 7)
+        round_trip(base, target, DTYPES[name], ALLOWED["gap"], encoding)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32), st.sampled_from(sorted(DTYPES)), st.integers(1, 300), st.floats(0, 1))
+def test_any_block_comes_back(seed: int, name: str, elements: int, rate: float) -> None:
+    dtype = DTYPES[name]
+    rng = np.random.default_rng(seed)
+    base = rng.integers(0, 256, elements * dtype.width, dtype=np.uint8).view(f"<u{dtype.width}")
+    other = rng.integers(0, 256, elements * dtype.width, dtype=np.uint8).view(f"<u{dtype.width}")
+    target = np.where(rng.random(elements) < rate, other, base)
+    if np.array_equal(base, target):
+        target[0] ^= 1
+    round_trip(base, target, dtype, ALLOWED["auto"], None)
+
+
+def test_a_block_that_does_not_pay_is_stored_whole() -> None:
+    rng = np.random.default_rng(1)
+    base = rng.integers(0, 1 << 16, 4096, dtype=np.uint16)
+    block = round_trip(base, np.zeros_like(base), DTYPES["BF16"], ALLOWED["context"], None)
+    assert block[0] == 1
+    assert len(block) < 100
+
+
+@pytest.mark.parametrize("width", [1, 2, 4, 8])
+@pytest.mark.parametrize("elements", [0, 1, 15, 16, 1000])
+def test_the_whole_form_comes_back(width: int, elements: int) -> None:
+    for data in (np.zeros(elements * width, np.uint8), np.arange(elements * width, dtype=np.uint8)):
+        block: Any = data.view(f"<u{width}")
+        form = encode_whole(block)
+        assert len(form) <= 1 + elements * width
+        assert decode_whole(memoryview(form), elements, width).tobytes() == block.tobytes()
+
+
+@pytest.mark.parametrize("change", ["cut", "append", "mask", "planes", "empty"])
+def test_a_damaged_whole_form_is_refused(change: str) -> None:
+    form = encode_whole(np.zeros(1000, "<u2"))
+    damaged = {
+        "cut": form[:-1],
+        "append": form + b"\0",
+        "mask": bytes([form[0] | 4]) + form[1:],
+        "planes": bytes([0]) + form[1:],
+        "empty": b"",
+    }[change]
+    with pytest.raises(ValueError, match=r"byte|zstd"):
+        decode_whole(memoryview(damaged), 1000, 2)
+
+
+def test_bits_beside_the_head_bit_are_refused() -> None:
+    form = b"\x03" + encode_whole(np.zeros(4, "<u2"))
+    with pytest.raises(ValueError, match="head bit"):
+        decode_block(memoryview(form), np.zeros(4, "<u2"), DTYPES["BF16"], 4, Encoding.CONTEXT, {}, None)
+
+
+def test_the_choice_is_the_smallest() -> None:
+    """A tensor whose few changes set one bit is smaller as masks; one that steps by units is smaller in context."""
+    rng = np.random.default_rng(3)
+    base = rng.integers(0, 1 << 62, 20000, dtype=np.uint64)
+    flipped = base.copy()
+    flipped[rng.choice(20000, 400, replace=False)] ^= np.uint64(1 << 20)
+    load = lambda: (base, flipped)  # noqa: E731
+    draft = draft_block(base, flipped, kernels.scan(base, flipped), DTYPES["I64"], context=True, gap=True)
+    assert choose([(draft, load)], DTYPES["I64"], ALLOWED["auto"], complete=True).encoding is Encoding.GAP_XOR
