@@ -1,0 +1,24 @@
+"""What all tests share: Hypothesis's settings and the tiny pair."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+from strategies import write_tiny_pair
+
+# Machines are slow at times, and a temporary folder is meant to be shared by the examples of one test.
+settings.register_profile(
+    "dcr",
+    deadline=None,
+    max_examples=60,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+settings.load_profile("dcr")
+
+
+@pytest.fixture
+def tiny_pair(tmp_path: Path) -> tuple[Path, Path]:
+    """Two checkpoints of 2 shards, 4 BF16 tensors of 64x64, that differ in 5 elements."""
+    return write_tiny_pair(tmp_path)
