@@ -1,0 +1,117 @@
+"""dcr: bit-exact weight deltas for RL refit.
+
+    import dcr_cli
+
+    result = dcr_cli.diff("step-1", "step-2", "delta")
+    dcr_cli.apply("delta", "receiver")
+    assert dcr_cli.verify("receiver", against="step-2").matches
+
+What is named in `__all__` is public; everything else may change. Names are imported when they are first used, so that
+`import dcr_cli` costs nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dcr_cli.apply import ApplyResult as ApplyResult
+    from dcr_cli.apply import apply as apply
+    from dcr_cli.diff import DiffResult as DiffResult
+    from dcr_cli.diff import diff as diff
+    from dcr_cli.errors import ConflictError as ConflictError
+    from dcr_cli.errors import DamagedError as DamagedError
+    from dcr_cli.errors import DcrError as DcrError
+    from dcr_cli.errors import HookError as HookError
+    from dcr_cli.errors import IncompleteError as IncompleteError
+    from dcr_cli.errors import LocalError as LocalError
+    from dcr_cli.errors import NotFoundError as NotFoundError
+    from dcr_cli.errors import TransportError as TransportError
+    from dcr_cli.errors import UnsupportedError as UnsupportedError
+    from dcr_cli.errors import UsageError as UsageError
+    from dcr_cli.errors import WrongBaseError as WrongBaseError
+    from dcr_cli.inspect import InspectResult as InspectResult
+    from dcr_cli.inspect import inspect as inspect
+    from dcr_cli.show import ShowResult as ShowResult
+    from dcr_cli.show import show as show
+    from dcr_cli.verify import VerifyResult as VerifyResult
+    from dcr_cli.verify import verify as verify
+
+__version__ = "0.1.0"
+
+_HOME_OF = {
+    "diff": "diff",
+    "DiffResult": "diff",
+    "apply": "apply",
+    "ApplyResult": "apply",
+    "verify": "verify",
+    "VerifyResult": "verify",
+    "show": "show",
+    "ShowResult": "show",
+    "inspect": "inspect",
+    "InspectResult": "inspect",
+    "DcrError": "errors",
+    "UsageError": "errors",
+    "NotFoundError": "errors",
+    "DamagedError": "errors",
+    "IncompleteError": "errors",
+    "WrongBaseError": "errors",
+    "ConflictError": "errors",
+    "TransportError": "errors",
+    "UnsupportedError": "errors",
+    "LocalError": "errors",
+    "HookError": "errors",
+}
+
+__all__ = [
+    "ApplyResult",
+    "ConflictError",
+    "DamagedError",
+    "DcrError",
+    "DiffResult",
+    "HookError",
+    "IncompleteError",
+    "InspectResult",
+    "LocalError",
+    "NotFoundError",
+    "ShowResult",
+    "TransportError",
+    "UnsupportedError",
+    "UsageError",
+    "VerifyResult",
+    "WrongBaseError",
+    "__version__",
+    "apply",
+    "diff",
+    "inspect",
+    "show",
+    "verify",
+]
+
+
+class _Door(types.ModuleType):
+    """A package whose public functions have the names of their modules.
+
+    Importing a submodule binds it in its package; that must not put the module `diff` where the function `diff` is
+    expected, whichever was imported first. `from dcr_cli.diff import X` is not affected.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in _HOME_OF:
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        value = getattr(import_module(f"{self.__name__}.{_HOME_OF[name]}"), name)
+        super().__setattr__(name, value)
+        return value
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (name in _HOME_OF and isinstance(value, types.ModuleType)):
+            super().__setattr__(name, value)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *__all__})
+
+
+sys.modules[__name__].__class__ = _Door

@@ -1,0 +1,147 @@
+"""What surrounds a command: standard streams, signals, and the exit code of whatever went wrong.
+
+It prints nothing but text that it is handed, and it parses no arguments.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import IO
+
+from dcr_cli.errors import DcrError, LocalError, one_line
+
+INTERNAL_ERROR = 70
+CLOSED_PIPE = 128 + signal.SIGPIPE
+
+
+class Stopped(BaseException):
+    """A signal asked this process to end; not an Exception, so that nothing on the way mistakes it for a fault."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        super().__init__(signal.Signals(number).name)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """One error as people and programs are told it."""
+
+    exit_code: int
+    error_class: str
+    message: str
+    hint: str | None
+    retryable: bool
+    is_bug: bool
+    traceback: str
+
+
+def explain(error: BaseException) -> Failure:
+    """Turn whatever ended a command into an exit code and one line."""
+    trace = "".join(traceback.format_exception(error))
+    name = type(error).__name__
+    if isinstance(error, DcrError):
+        return Failure(error.exit_code, name, str(error), error.hint, error.retryable, False, trace)
+    if isinstance(error, Stopped | KeyboardInterrupt):
+        number = error.number if isinstance(error, Stopped) else signal.SIGINT
+        message = f"stopped: by signal {signal.Signals(number).name}"
+        return Failure(128 + number, "Stopped", message, "run the same command again", True, False, trace)
+    if isinstance(error, BrokenPipeError):
+        return Failure(CLOSED_PIPE, name, "output: the reader closed the pipe", None, False, False, trace)
+    if isinstance(error, MemoryError):
+        return Failure(9, LocalError.__name__, "memory: not enough for this step", "try fewer --jobs", False, False, trace)
+    if isinstance(error, OSError):
+        message = f"{_path_of(error)}: {error.strerror or error}"
+        return Failure(9, LocalError.__name__, one_line(message), None, False, False, trace)
+    message = one_line(f"internal error: {name}: {error}")
+    return Failure(INTERNAL_ERROR, name, message, "this is a bug in dcr; please report it", False, True, trace)
+
+
+def _path_of(error: OSError) -> str:
+    if error.filename is None:
+        return "the operating system"
+    return " and ".join(os.fsdecode(path) for path in (error.filename, error.filename2) if path is not None)
+
+
+def prepare_streams() -> None:
+    """Make the standard streams safe to use, whatever they are.
+
+    A closed descriptor 0, 1 or 2 is taken, because the next file that is opened would get its number and then be
+    written to by anything that prints. A name that the locale cannot encode is escaped instead of raising.
+    """
+    descriptor = os.open(os.devnull, os.O_RDWR)
+    while descriptor <= 2:
+        descriptor = os.dup(descriptor)
+    os.close(descriptor)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def write(stream: IO[str] | None, text: str) -> None:
+    """Write all of `text` now; raises OSError naming standard output when it cannot be written."""
+    try:
+        if stream is None:
+            raise OSError(9, "is closed")
+        stream.write(text)
+        stream.flush()
+    except OSError as error:
+        abandon(stream)
+        error.filename = "standard output"
+        raise
+
+
+def complain(text: str) -> None:
+    """Write `text` to standard error; if nobody can read it, there is nobody to tell."""
+    try:
+        if sys.stderr is not None:
+            sys.stderr.write(text)
+            sys.stderr.flush()
+    except OSError:
+        abandon(sys.stderr)
+
+
+def abandon(stream: IO[str] | None) -> None:
+    """Point a stream that failed at nothing, so that the flush at exit does not fail again."""
+    if stream is not None and stream in (sys.__stdout__, sys.__stderr__):
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nothing, stream.fileno())
+        os.close(nothing)
+
+
+@contextmanager
+def signals_raised() -> Iterator[None]:
+    """While inside, SIGINT, SIGTERM and SIGHUP raise Stopped in the main thread; a second one ends the process at once.
+
+    A signal that the caller ignores (nohup, a background job) stays ignored.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    received: list[int] = []
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        if received:
+            os._exit(128 + number)
+        received.append(number)
+        raise Stopped(number)
+
+    watched = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+    before = {number: signal.getsignal(number) for number in watched}
+    for number, handler in before.items():
+        if handler not in (signal.SIG_IGN, None):
+            signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            if handler not in (signal.SIG_IGN, None):
+                signal.signal(number, handler)
