@@ -1,0 +1,379 @@
+"""Every change to local disk: create, write, sync, rename, link, remove. No other module changes it.
+
+Before each change the functions in `hooks` are called; a test that stops or records there sees every step there is. What is
+changed, and in which order, is the callers' business. Paths inside a folder are opened without following links, so nothing is
+ever written outside it.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from dcr_cli.errors import ConflictError, DamagedError, LocalError
+
+# Called before each step with what is about to happen and to which path; "rename", "link" and "clone" have a second path.
+hooks: list[Callable[[str, str, str], None]] = []
+
+NEW_FILE_MODE = 0o644
+PRIVATE_FILE_MODE = 0o600
+_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_FILE_FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
+_FICLONE = 0x40049409
+_GET_FLAGS = 0x80086601
+_FIXED_FLAGS = 0x30
+_RETRY_SECONDS = 0.001
+_RETRIES = 10_000
+
+
+class NoRoomError(LocalError):
+    """The disk or a quota is full."""
+
+
+class File:
+    """An open file that is written at given offsets, by any number of threads; a context manager."""
+
+    def __init__(self, fd: int, path: Path) -> None:
+        self.fd = fd
+        self.path = path
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def write_at(self, offset: int, data: Any) -> None:
+        """Write all of a bytes-like object, however many calls that takes."""
+        view = memoryview(data).cast("B") if len(data) else memoryview(b"")
+        retries = 0
+        while view:
+            _step("write", self.path)
+            try:
+                count = os.pwrite(self.fd, view, offset)
+            except BlockingIOError as error:
+                retries += 1
+                if retries > _RETRIES:
+                    raise _translated(error, self.path, "cannot be written") from error
+                time.sleep(_RETRY_SECONDS)
+                continue
+            except OSError as error:
+                raise _translated(error, self.path, "cannot be written") from error
+            if not count:
+                raise LocalError(str(self.path), "cannot be written: the system took no byte of it")
+            view = view[count:]
+            offset += count
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        """Fill the whole of `buffer`."""
+        while buffer:
+            with translating(self.path, "cannot be read"):
+                count = os.preadv(self.fd, [buffer], offset)
+            if not count:
+                raise ConflictError(str(self.path), "became shorter while it was changed")
+            buffer = buffer[count:]
+            offset += count
+
+    def resize(self, size: int) -> None:
+        """Cut the file to `size` bytes, or let it grow by a hole."""
+        _step("resize", self.path)
+        with translating(self.path, "cannot be given its size"):
+            os.ftruncate(self.fd, size)
+
+    def clone_from(self, source_fd: int, source: Path) -> bool:
+        """Share the bytes of another file where the file system can do that; False where it cannot."""
+        _step("clone", self.path, source)
+        try:
+            fcntl.ioctl(self.fd, _FICLONE, source_fd)
+        except OSError as error:
+            if error.errno in (errno.EOPNOTSUPP, errno.EXDEV, errno.EINVAL, errno.ENOTTY, errno.ENOSYS, errno.EPERM):
+                return False
+            raise _translated(error, self.path, "cannot be cloned") from error
+        return True
+
+    def take_mode_of(self, status: os.stat_result) -> None:
+        """Take mode and owner of a file that this one will replace."""
+        own = os.fstat(self.fd)
+        with translating(self.path, f"cannot be given the owner {status.st_uid}:{status.st_gid} of what it replaces"):
+            if (own.st_uid, own.st_gid) != (status.st_uid, status.st_gid):
+                _step("chown", self.path)
+                os.fchown(self.fd, status.st_uid, status.st_gid)
+            if stat.S_IMODE(own.st_mode) != stat.S_IMODE(status.st_mode):
+                _step("chmod", self.path)
+                os.fchmod(self.fd, stat.S_IMODE(status.st_mode))
+
+    def sync(self) -> None:
+        """Make the file's bytes durable. If it fails, nothing may be assumed of what the file holds."""
+        _step("sync", self.path)
+        with translating(self.path, "cannot be synced"):
+            os.fsync(self.fd)
+
+    def close(self) -> None:
+        """Close it; some file systems report only here that a write found no room."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            with translating(self.path, "cannot be closed"):
+                os.close(fd)
+
+
+class Folder:
+    """An open folder; a context manager. Names are relative paths; none of their components may be a link."""
+
+    def __init__(self, fd: int, path: Path) -> None:
+        self.fd = fd
+        self.path = path
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    # Looking
+
+    def status(self, name: str) -> os.stat_result | None:
+        """What is at `name`, links not followed; None if nothing is."""
+        try:
+            with self._parent(name) as (fd, last):
+                return os.stat(last, dir_fd=fd, follow_symlinks=False)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise _translated(error, self.path / name, "cannot be looked at") from error
+
+    def names(self) -> list[str]:
+        with translating(self.path, "cannot be listed"):
+            return sorted(os.listdir(self.fd))
+
+    def read(self, name: str, limit: int) -> bytes | None:
+        """Return the bytes of a file of at most `limit` bytes, None if it is not there; anything else is DamagedError."""
+        try:
+            fd = self._open(name, os.O_RDONLY)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise _translated(error, self.path / name, "cannot be read") from error
+        with File(fd, self.path / name) as file:
+            size = os.fstat(fd).st_size
+            if size > limit:
+                raise DamagedError(str(file.path), f"has {size} bytes, at most {limit} expected")
+            data = bytearray(size)
+            file.read_into(0, memoryview(data))
+            return bytes(data)
+
+    def open_folder(self, name: str) -> Folder:
+        with translating(self.path / name, "cannot be opened"), self._parent(name) as (fd, last):
+            return Folder(os.open(last, _FOLDER_FLAGS | os.O_NOFOLLOW, dir_fd=fd), self.path / name)
+
+    # Changing
+
+    def open_file(self, name: str) -> File:
+        """Open an existing file to change it where it lies."""
+        with translating(self.path / name, "cannot be opened for writing"):
+            return File(self._open(name, os.O_RDWR), self.path / name)
+
+    def create_file(self, name: str, mode: int = NEW_FILE_MODE) -> File:
+        """Create a file that must not exist."""
+        _step("create", self.path / name)
+        with translating(self.path / name, "cannot be created"), self._parent(name) as (fd, last):
+            return File(
+                os.open(last, os.O_RDWR | os.O_CREAT | os.O_EXCL | _FILE_FLAGS, mode, dir_fd=fd), self.path / name
+            )
+
+    def open_or_create(self, name: str) -> File:
+        """Open a private file to change it, creating it if it is not there."""
+        _step("create", self.path / name)
+        with translating(self.path / name, "cannot be opened"):
+            return File(self._open(name, os.O_RDWR | os.O_CREAT), self.path / name)
+
+    def write_file(self, name: str, data: bytes, mode: int = NEW_FILE_MODE) -> None:
+        """Create a file, write all of `data` and sync it. Its name is durable after `sync`."""
+        with self.create_file(name, mode) as file:
+            file.write_at(0, data)
+            file.sync()
+
+    def replace_file(self, name: str, data: bytes, mode: int = PRIVATE_FILE_MODE) -> None:
+        """Write a file so that it holds, whatever happens, its old bytes or the new ones; durable on return."""
+        new = f"{name}.new"
+        self.remove(new, missing_ok=True)
+        self.write_file(new, data, mode)
+        self.rename(new, self, name)
+        self.sync()
+
+    def rename(self, name: str, to: Folder, new_name: str) -> None:
+        """Move `name`, in one step, over whatever has the new name."""
+        old, new = self.path / name, to.path / new_name
+        _step("rename", old, new)
+        with (
+            translating(new, f"cannot take the place of what is there, from {old}"),
+            self._parent(name) as (fd, last),
+            to._parent(new_name) as (new_fd, new_last),
+        ):
+            os.rename(last, new_last, src_dir_fd=fd, dst_dir_fd=new_fd)
+
+    def link_file(self, source: Path, name: str) -> bool:
+        """Give the file at `source` a second name here; False where that cannot be."""
+        _step("link", self.path / name, source)
+        try:
+            with self._parent(name) as (fd, last):
+                os.link(source, last, dst_dir_fd=fd, follow_symlinks=False)
+        except OSError as error:
+            if error.errno in (errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS, errno.EACCES):
+                return False
+            raise _translated(error, self.path / name, "cannot be linked") from error
+        return True
+
+    def make_link(self, text: str, name: str) -> None:
+        """Create a symbolic link."""
+        _step("symlink", self.path / name, Path(text))
+        with translating(self.path / name, "cannot be made a link"):
+            os.symlink(text, name, dir_fd=self.fd)
+
+    def make_folder(self, name: str, mode: int = 0o755, *, exist_ok: bool = False) -> bool:
+        """Create a folder; False if it was there. Its name is durable after its parent's `sync`."""
+        if exist_ok and (status := self.status(name)) is not None and stat.S_ISDIR(status.st_mode):
+            return False
+        _step("mkdir", self.path / name)
+        with translating(self.path / name, "cannot be created"), self._parent(name) as (fd, last):
+            os.mkdir(last, mode, dir_fd=fd)
+        return True
+
+    def make_parents(self, name: str) -> None:
+        """Create the folders above `name` that are not there, durably."""
+        parts = name.split("/")[:-1]
+        for count in range(1, len(parts) + 1):
+            above = "/".join(parts[:count])
+            if self.make_folder(above, exist_ok=True):
+                self.sync(above)
+                self.sync("/".join(parts[: count - 1]))
+
+    def remove(self, name: str, *, missing_ok: bool = False) -> None:
+        """Remove a file or link."""
+        if missing_ok and self.status(name) is None:
+            return
+        _step("unlink", self.path / name)
+        with translating(self.path / name, "cannot be removed"), self._parent(name) as (fd, last):
+            os.unlink(last, dir_fd=fd)
+
+    def remove_folder(self, name: str) -> None:
+        """Remove an empty folder."""
+        _step("rmdir", self.path / name)
+        with translating(self.path / name, "cannot be removed"), self._parent(name) as (fd, last):
+            os.rmdir(last, dir_fd=fd)
+
+    def remove_tree(self, name: str, *, missing_ok: bool = False) -> None:
+        """Remove a folder and all in it, or a file; links are removed and not followed."""
+        status = self.status(name)
+        if status is None and missing_ok:
+            return
+        if status is None or not stat.S_ISDIR(status.st_mode):
+            self.remove(name)
+            return
+        with self.open_folder(name) as folder:
+            for inner in folder.names():
+                folder.remove_tree(inner, missing_ok=True)
+        self.remove_folder(name)
+
+    def sync(self, name: str = "") -> None:
+        """Make the names in the folder, or in the folder `name` below it, durable."""
+        path = self.path / name if name else self.path
+        _step("sync-folder", path)
+        with self.open_folder(name) if name else _borrowed(self) as folder:
+            try:
+                os.fsync(folder.fd)
+            except OSError as error:
+                # Some network and FUSE file systems cannot sync folders and say so; what they promise is all there is.
+                if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP, errno.EBADF):
+                    raise _translated(error, path, "cannot be synced") from error
+
+    def is_fixed(self, name: str) -> bool:
+        """Whether a file or folder has the attribute `immutable` or `append only`, which stops root too."""
+        try:
+            fd = self._open_any(name)
+        except OSError:
+            return False
+        try:
+            flags = fcntl.ioctl(fd, _GET_FLAGS, bytes(8))
+        except OSError:
+            return False
+        finally:
+            os.close(fd)
+        return bool(int.from_bytes(flags[:4], "little") & _FIXED_FLAGS)
+
+    def _open_any(self, name: str) -> int:
+        with self._parent(name) as (fd, last):
+            return os.open(last, os.O_RDONLY | _FILE_FLAGS, dir_fd=fd)
+
+    def _open(self, name: str, flags: int) -> int:
+        with self._parent(name) as (fd, last):
+            opened = os.open(last, flags | _FILE_FLAGS, PRIVATE_FILE_MODE, dir_fd=fd)
+        if not stat.S_ISREG(os.fstat(opened).st_mode):
+            os.close(opened)
+            raise DamagedError(str(self.path / name), "is not a file")
+        return opened
+
+    @contextmanager
+    def _parent(self, name: str) -> Iterator[tuple[int, str]]:
+        """Lend a descriptor of the folder that `name` lies in, and its last component."""
+        *above, last = name.split("/")
+        fd = self.fd
+        try:
+            for part in above:
+                inner = os.open(part, _FOLDER_FLAGS | os.O_NOFOLLOW, dir_fd=fd)
+                if fd != self.fd:
+                    os.close(fd)
+                fd = inner
+            yield fd, last
+        finally:
+            if fd != self.fd:
+                os.close(fd)
+
+
+def open_folder(path: str | os.PathLike[str]) -> Folder:
+    """Open the folder at `path`, itself perhaps behind a link."""
+    with translating(Path(path), "cannot be opened"):
+        return Folder(os.open(path, _FOLDER_FLAGS), Path(path))
+
+
+@contextmanager
+def translating(path: Path, facts: str) -> Iterator[None]:
+    """Turn what the system refuses into an error that names `path`."""
+    try:
+        yield
+    except OSError as error:
+        raise _translated(error, path, facts) from error
+
+
+def _translated(error: OSError, path: Path, facts: str) -> LocalError | DamagedError:
+    if error.errno in (errno.ELOOP, errno.ENOTDIR):
+        return DamagedError(str(path), f"{facts}: it is, or is below, a link or a file where a folder should be")
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return NoRoomError(str(path), f"{facts}: {error.strerror}", hint="make room and run the same command again")
+    return LocalError(str(path), f"{facts}: {error.strerror}")
+
+
+@contextmanager
+def _borrowed(folder: Folder) -> Iterator[Folder]:
+    yield folder
+
+
+def _step(kind: str, path: Path, other: Path | str = "") -> None:
+    for hook in hooks:
+        hook(kind, str(path), str(other))

@@ -1,0 +1,92 @@
+"""A lock file that says who holds it and that the kernel unlocks when its process ends, however it ends.
+
+What the lock protects is its user's business.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from dcr_cli.durable import File, Folder
+from dcr_cli.errors import ConflictError, LocalError
+
+
+class Lock:
+    """A lock that the kernel ends with the process that holds it; a context manager."""
+
+    def __init__(self, file: File) -> None:
+        self._file = file
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+
+def lock(folder: Folder, name: str) -> Lock:
+    """Take the lock file `name`, or raise ConflictError that says who has it; never waits."""
+    while True:
+        file = folder.open_or_create(name)
+        try:
+            _flock(file)
+            # Between our opening it and locking it, the holder before us may have removed it.
+            status, own = folder.status(name), os.fstat(file.fd)
+            if status is None or (status.st_dev, status.st_ino) != (own.st_dev, own.st_ino):
+                file.close()
+                continue
+            _check_no_other(file)
+            text = _this_process()
+            file.write_at(0, text)
+            file.resize(len(text))
+        except BaseException:
+            file.close()
+            raise
+        return Lock(file)
+
+
+def _flock(file: File) -> None:
+    try:
+        fcntl.flock(file.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise ConflictError(str(file.path), f"another dcr holds it: {_holder(file)}", hint="try again later") from error
+    except OSError as error:
+        facts = f"the file system mounted there gives no locks: {error.strerror}"
+        raise LocalError(
+            str(file.path), facts, hint="mount it with locks, or keep the checkpoint on a local disk"
+        ) from error
+
+
+def _holder(file: File) -> str:
+    pid, _, host = (os.pread(file.fd, 1024, 0).decode(errors="replace").split() + ["", "", ""])[:3]
+    return f"process {pid} on {host}" if host else "its name is not known yet"
+
+
+def _check_no_other(file: File) -> None:
+    """Some network mounts grant a lock twice. On one host that is seen: the last holder wrote who it is, and lives."""
+    pid, start, host = (os.pread(file.fd, 1024, 0).decode(errors="replace").split() + ["", "", ""])[:3]
+    if host != socket.gethostname() or not pid.isdigit() or int(pid) == os.getpid():
+        return
+    if start != "-" and _start_of(int(pid)) == start:
+        raise ConflictError(str(file.path), f"another dcr holds it: {_holder(file)}", hint="try again later")
+
+
+def _this_process() -> bytes:
+    return f"{os.getpid()} {_start_of(os.getpid())} {socket.gethostname()}\n".encode()
+
+
+def _start_of(pid: int) -> str:
+    """When a process started, in ticks since boot, and which boot that was; - if that is not known."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return "-"
+    return f"{fields[19]}@{boot}" if fields[0] != "Z" else "-"
