@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from dcr_cli.digest import State, blake3_text, object_digest, parse_blake3
 from dcr_cli.document import FORMAT, check_format, check_requires, refuse_web_page
 from dcr_cli.errors import DamagedError
-from dcr_cli.header import strict_json
+from dcr_cli.json_text import strict_json
 from dcr_cli.manifest import Manifest, decode_digests, decode_manifest
 from dcr_cli.manifest_rules import PAYLOAD_COUNT_LIMIT
 

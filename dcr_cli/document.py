@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from dcr_cli.digest import object_digest
 from dcr_cli.errors import DamagedError, UnsupportedError
 from dcr_cli.frame import decode_frame, encode_frame, stated_bytes
-from dcr_cli.header import read_safetensors, strict_json, write_safetensors
+from dcr_cli.header import read_safetensors, write_safetensors
+from dcr_cli.json_text import strict_json
 from dcr_cli.names import shown
 
 FORMAT = "dcr-1"
