@@ -6,6 +6,7 @@ It decides what is part of a checkpoint and reads it. It changes nothing and wri
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -14,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from dcr_cli.digest import ObjectHasher, object_digest
 from dcr_cli.errors import DamagedError, IncompleteError, LocalError, NotFoundError, UsageError
-from dcr_cli.folder import Files, Identity, bytes_view, check_same, is_skipped, scan, skip_hint
-from dcr_cli.header import DTYPES, MAX_HEADER_BYTES, Dtype, Header, read_header, stored_elements
+from dcr_cli.folder import Files, Identity, check_same, is_skipped, scan, skip_hint
+from dcr_cli.header import DTYPES, MAX_HEADER_BYTES, Dtype, Header, bytes_view, file_kind, read_header, stored_elements
 from dcr_cli.names import path_fault, shown
 from dcr_cli.weight_map import (
     SUFFIX,
@@ -187,13 +188,13 @@ def open_checkpoint(
 
 def _check_folder(folder: Path, what: str) -> None:
     try:
-        is_folder = folder.is_dir()
-        exists = is_folder or folder.exists()
-    except (OSError, ValueError) as error:
-        raise NotFoundError(f"{what} {folder}", f"cannot be looked at: {error}") from error
-    if not is_folder:
-        facts = "is a file, not a folder of safetensors shards" if exists else "no such folder"
-        raise NotFoundError(f"{what} {folder}", facts)
+        mode = folder.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError, ValueError) as error:
+        raise NotFoundError(f"{what} {folder}", "no such folder") from error
+    except OSError as error:
+        raise LocalError(f"{what} {folder}", f"cannot be looked at: {error.strerror}") from error
+    if not stat.S_ISDIR(mode):
+        raise NotFoundError(f"{what} {folder}", f"is {file_kind(mode)}, not a folder of safetensors shards")
 
 
 def _nothing_here(folder: Path, identities: dict[str, Identity], what: str) -> NotFoundError:
@@ -248,9 +249,7 @@ def _find_sidecars(
         for path, identity in identities.items()
         if path not in set(shards)
     ]
-    refused = [
-        (sidecar.path, *refusal) for sidecar in sidecars if sidecar.kind == SIDECAR and (refusal := _refusal(sidecar))
-    ]
+    refused = [(sidecar.path, *refusal) for sidecar in sidecars if (refusal := _refusal(sidecar))]
     if refused:
         path, facts, _ = refused[0]
         more = f" (and {len(refused) - 1} more files are refused)" if len(refused) > 1 else ""
@@ -266,15 +265,16 @@ def _find_sidecars(
 def _refusal(sidecar: Sidecar) -> tuple[str, str] | None:
     """Say why a file cannot be part of a checkpoint, and which pattern would leave it out."""
     path, name = sidecar.path, sidecar.path.rpartition("/")[2]
+    if (fault := path_fault(path)) is not None:
+        return f"unsafe name: {fault}", path
+    if sidecar.kind == WEIGHT_MAP:
+        return None
     for pattern in _SECOND_COPIES:
         in_folder = pattern.endswith("/") and path.startswith(pattern)
-        at_top_only = pattern == "consolidated*" and name != path
-        if in_folder or (fnmatchcase(name, pattern) and not at_top_only):
+        if in_folder or fnmatchcase(name if pattern.startswith("*") else path, pattern):
             return "would be a second copy of the weights", pattern
     if _is_top_shard(path):
         return "is a shard that the weight map does not name, perhaps a second copy of the weights", path
-    if (fault := path_fault(path)) is not None:
-        return f"unsafe name: {fault}", path
     if sidecar.size > MAX_SIDECAR_BYTES:
         return (
             f"has {sidecar.size} bytes, more than the {MAX_SIDECAR_BYTES} that a file beside the shards may have",

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from dcr_cli.errors import ConflictError, DamagedError, LocalError
-from dcr_cli.header import file_kind
+from dcr_cli.header import bytes_view, file_kind
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -120,12 +120,6 @@ class _Handle:
     users: int
 
 
-def bytes_view(buffer: Any) -> memoryview:
-    """Return the bytes of a bytes-like object, of whatever shape, without a copy."""
-    view = memoryview(buffer)
-    return view.cast("B") if view.nbytes else memoryview(b"")
-
-
 class Files:
     """Reads the files of `identities` below `root`; a context manager, for any number of threads.
 
@@ -148,10 +142,12 @@ class Files:
         self.close()
 
     def close(self) -> None:
+        """Close what is not lent; what is lent closes when it comes back, so that no thread reads from a reused number."""
         with self._condition:
             self._is_closed = True
-            while self._handles:
-                os.close(self._handles.popitem()[1].fd)
+            for path in [path for path, handle in self._handles.items() if not handle.users]:
+                os.close(self._handles.pop(path).fd)
+            self._condition.notify_all()
 
     def read_path_into(self, path: str, offset: int, buffer: bytearray | memoryview | npt.NDArray[Any]) -> None:
         """Fill the whole of `buffer` with the bytes of file `path` from `offset` on."""
@@ -191,7 +187,9 @@ class Files:
         finally:
             with self._condition:
                 handle.users -= 1
-                self._condition.notify()
+                if self._is_closed and not handle.users:
+                    os.close(self._handles.pop(path).fd)
+                self._condition.notify_all()
 
     def _borrow(self, path: str) -> _Handle:
         with self._condition:
@@ -200,18 +198,21 @@ class Files:
                     raise ValueError("these files are closed")
                 handle = self._handles.get(path)
                 if handle is not None:
-                    self._handles.move_to_end(path)
                     break
-                idle = next((known for known, handle in self._handles.items() if not handle.users), None)
-                if len(self._handles) >= MAX_OPEN_FILES:
-                    if idle is None:
-                        self._condition.wait()
-                        continue
-                    os.close(self._handles.pop(idle).fd)
-                handle = self._handles[path] = _Handle(self._open(path), 0)
-                break
+                if len(self._handles) < MAX_OPEN_FILES or self._close_idle():
+                    handle = self._handles[path] = _Handle(self._open(path), 0)
+                    break
+                self._condition.wait()
+            self._handles.move_to_end(path)
             handle.users += 1
             return handle
+
+    def _close_idle(self) -> bool:
+        """Close the descriptor that was not lent for the longest time, if any is not lent."""
+        path = next((path for path, handle in self._handles.items() if not handle.users), None)
+        if path is not None:
+            os.close(self._handles.pop(path).fd)
+        return path is not None
 
     def _open(self, path: str) -> int:
         # Without O_NONBLOCK, a FIFO that took the file's place would hang us before its identity can be looked at.

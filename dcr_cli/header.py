@@ -266,16 +266,26 @@ def write_safetensors(columns: Mapping[str, tuple[str, Sequence[int], Any]], met
     parts: list[bytes | memoryview] = []
     position = 0
     for name, (dtype, shape, data) in sorted(columns.items(), key=lambda column: -DTYPES[column[1][0]].width):
-        view = memoryview(data).cast("B") if memoryview(data).nbytes else memoryview(b"")
+        view = bytes_view(data)
         if 8 * view.nbytes != math.prod(shape) * DTYPES[dtype].bits:
             raise ValueError(f"column {name}: {view.nbytes} bytes do not have shape {list(shape)} of {dtype}")
         end = position + view.nbytes
-        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [position, end]}
+        header[name] = {
+            "dtype": dtype,
+            "shape": [int(dimension) for dimension in shape],
+            "data_offsets": [position, end],
+        }
         parts.append(view)
         position = end
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return b"".join([struct.pack("<Q", len(text)), text, *parts])
+
+
+def bytes_view(buffer: Any) -> memoryview:
+    """Return the bytes of a C-contiguous bytes-like object, of whatever shape, without a copy."""
+    view = memoryview(buffer)
+    return view.cast("B") if view.nbytes else memoryview(b"")
 
 
 # Files that are no safetensors files
