@@ -162,7 +162,9 @@ def _show_help(context: typer.Context, wanted: bool) -> None:
 
 def _show_version(context: typer.Context, wanted: bool) -> None:
     if wanted:
-        as_json = json_text.dumps({"command": "version", "ok": True, "exit_code": 0, "seconds": 0, "version": __version__})
+        as_json = json_text.dumps(
+            {"command": "version", "ok": True, "exit_code": 0, "seconds": 0, "version": __version__}
+        )
         context.obj.text = f"{as_json if context.obj.options.json else f'dcr {__version__}'}\n"
         raise typer.Exit
 

@@ -57,7 +57,9 @@ def explain(error: BaseException) -> Failure:
     if isinstance(error, BrokenPipeError):
         return Failure(CLOSED_PIPE, name, "output: the reader closed the pipe", None, False, False, trace)
     if isinstance(error, MemoryError):
-        return Failure(9, LocalError.__name__, "memory: not enough for this step", "try fewer --jobs", False, False, trace)
+        return Failure(
+            9, LocalError.__name__, "memory: not enough for this step", "try fewer --jobs", False, False, trace
+        )
     if isinstance(error, OSError):
         message = f"{_path_of(error)}: {error.strerror or error}"
         return Failure(9, LocalError.__name__, one_line(message), None, False, False, trace)

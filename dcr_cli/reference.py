@@ -1,0 +1,46 @@
+"""What a checkpoint should hold, as digests: the target of a delta, or the state that its own record names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from dcr_cli.checkpoint import SIDECAR
+from dcr_cli.delta import open_delta
+from dcr_cli.errors import NotFoundError
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceTensor:
+    dtype: str
+    shape: tuple[int, ...]
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """Tensors by name, sidecars as path -> blake3, and the patterns of files that are no part of it."""
+
+    name: str
+    tensors: Mapping[str, ReferenceTensor]
+    sidecars: Mapping[str, bytes]
+    skipped: tuple[str, ...]
+
+
+def reference_of_delta(folder: str | Path) -> Reference:
+    """The target of the delta in `folder`."""
+    delta = open_delta(folder)
+    return Reference(
+        name=f"target of delta {folder}",
+        tensors={row.name: ReferenceTensor(row.dtype, row.shape, digest) for row, digest in delta.tensors()},
+        sidecars={file.path: file.blake3 for file in delta.manifest.files if file.kind == SIDECAR},
+        skipped=tuple(delta.manifest.skipped),
+    )
+
+
+def reference_of_record(checkpoint: str | Path) -> Reference:
+    """The state that the last apply to `checkpoint` left in it. NotFoundError if there is no record."""
+    raise NotFoundError(
+        str(checkpoint), "has no record of a state to compare with", hint="dcr verify CHECKPOINT --against CHECKPOINT"
+    )
