@@ -1,0 +1,64 @@
+from typing_extensions import Buffer
+
+def digest(data: Buffer, offset: int, sums: Buffer, /) -> None: ...
+def digest_changes(width: int, offset: int, positions: Buffer, old: Buffer, new: Buffer, sums: Buffer, /) -> None: ...
+def scan(width: int, base: Buffer, target: Buffer, positions: Buffer, /) -> int: ...
+def patch(width: int, positions: Buffer, values: Buffer, out: Buffer, /) -> None: ...
+def patch_xor(width: int, positions: Buffer, masks: Buffer, out: Buffer, /) -> None: ...
+def context_draft(
+    width: int,
+    exponent_bits: int,
+    exponent_shift: int,
+    base: Buffer,
+    target: Buffer,
+    positions: Buffer,
+    class_counts: Buffer,
+    magnitudes: Buffer,
+    scratch: Buffer,
+    /,
+) -> bytes: ...
+def context_decode(
+    width: int,
+    exponent_bits: int,
+    exponent_shift: int,
+    stream: Buffer,
+    base: Buffer,
+    states: Buffer,
+    positions: Buffer,
+    values: Buffer,
+    scratch: Buffer,
+    /,
+) -> int: ...
+def magnitude_bins(width: int, class_counts: Buffer, magnitudes: Buffer, bins: Buffer, /) -> None: ...
+def magnitude_encode(
+    width: int, class_counts: Buffer, magnitudes: Buffer, states: Buffer, scratch: Buffer, /
+) -> bytes | None: ...
+def position_bits(members: int, positions: Buffer, /) -> int: ...
+def gap_encode(
+    width: int,
+    members: int,
+    escape_length: int,
+    table_symbols: Buffer,
+    table_lengths: Buffer,
+    positions: Buffer,
+    symbols: Buffer,
+    scratch: Buffer,
+    /,
+) -> bytes: ...
+def gap_decode(
+    width: int,
+    members: int,
+    escape_length: int,
+    table_symbols: Buffer,
+    table_lengths: Buffer,
+    stream: Buffer,
+    positions: Buffer,
+    symbols: Buffer,
+    /,
+) -> int: ...
+def draft_bytes(members: int, changed: int, /) -> int: ...
+def decode_bytes(members: int, /) -> int: ...
+def gap_bytes(members: int, changed: int, width: int, /) -> int: ...
+def levels() -> list[str]: ...
+def level() -> str: ...
+def set_level(name: str, /) -> None: ...

@@ -1,0 +1,177 @@
+/* The classes of FORMAT.md 5.5, by chunks of 256 elements: one class byte for each element, and how many of each class.
+ *
+ * Class bytes past the end of a block are PADDING, which is no class and is counted nowhere.
+ */
+#ifndef DCR_CLASSES_H
+#define DCR_CLASSES_H
+
+#include "simd.h"
+
+#define PADDING 255
+
+ALWAYS_INLINE unsigned exponent_of(uint64_t element, struct field exponent) {
+    return (unsigned)(element >> exponent.shift & low_bits(exponent.bits));
+}
+
+ALWAYS_INLINE unsigned class_of(unsigned exponent, unsigned top) {
+    unsigned distance = top > exponent ? top - exponent : 0;
+    return distance < CLASSES - 1 ? distance : CLASSES - 1;
+}
+
+/* Writes CHUNK class bytes; returns how many of the `count` elements have an exponent above `top`. */
+ALWAYS_INLINE unsigned classify_plain(const uint8_t *base, size_t count, int width, struct field exponent, unsigned top,
+                                      uint8_t *classes) {
+    unsigned above = 0;
+    for (size_t i = 0; i < count; i++) {
+        unsigned x = exponent_of(load_element(base, i, width), exponent);
+        classes[i] = (uint8_t)class_of(x, top);
+        above += x > top;
+    }
+    memset(classes + count, PADDING, CHUNK - count);
+    return above;
+}
+
+#ifdef WITH_AVX2
+
+/* The exponents, of at most 8 bits, of 32 elements. */
+ALWAYS_INLINE __m256i exponents32(const uint8_t *base, int width, __m128i shift, __m256i mask) {
+    if (width == 1) return _mm256_and_si256(_mm256_srl_epi16(load256(base), shift), mask);
+    if (width == 2) {
+        __m256i low = _mm256_and_si256(_mm256_srl_epi16(load256(base), shift), mask);
+        __m256i high = _mm256_and_si256(_mm256_srl_epi16(load256(base + 32), shift), mask);
+        return _mm256_permute4x64_epi64(_mm256_packus_epi16(low, high), 0xD8);
+    }
+    __m256i part[4];
+    for (int i = 0; i < 4; i++) part[i] = _mm256_and_si256(_mm256_srl_epi32(load256(base + 32 * i), shift), mask);
+    __m256i low = _mm256_packus_epi32(part[0], part[1]), high = _mm256_packus_epi32(part[2], part[3]);
+    return _mm256_permutevar8x32_epi32(_mm256_packus_epi16(low, high), _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+}
+
+ALWAYS_INLINE unsigned classify_vector(const uint8_t *base, int width, struct field exponent, unsigned top, uint8_t *classes) {
+    int ones = (int)low_bits(exponent.bits);
+    __m256i mask = width == 1 ? _mm256_set1_epi8((char)ones) : width == 2 ? _mm256_set1_epi16((short)ones) : _mm256_set1_epi32(ones);
+    __m128i shift = _mm_cvtsi32_si128((int)exponent.shift);
+    __m256i tops = _mm256_set1_epi8((char)top), last = _mm256_set1_epi8(CLASSES - 1);
+    __m256i not_above = _mm256_setzero_si256();
+    for (int i = 0; i < CHUNK; i += 32) {
+        __m256i x = exponents32(base + i * width, width, shift, mask);
+        __m256i class = _mm256_min_epu8(_mm256_subs_epu8(tops, x), last);
+        _mm256_storeu_si256((__m256i *)(classes + i), class);
+        not_above = _mm256_sub_epi8(not_above, _mm256_cmpeq_epi8(_mm256_min_epu8(x, tops), x));
+    }
+    __m256i sums = _mm256_sad_epu8(not_above, _mm256_setzero_si256());
+    __m128i half = _mm_add_epi64(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1));
+    return CHUNK - (unsigned)(_mm_cvtsi128_si64(half) + _mm_extract_epi64(half, 1));
+}
+
+#endif
+
+/* Table i counts class 2i in the low and class 2i + 1 in the high nibble of a byte. */
+#define PAIR_TABLE(i) {[2 * (i)] = 0x01, [2 * (i) + 1] = 0x10}
+static const uint8_t pair_tables[8][16] = {PAIR_TABLE(0), PAIR_TABLE(1), PAIR_TABLE(2), PAIR_TABLE(3),
+                                           PAIR_TABLE(4), PAIR_TABLE(5), PAIR_TABLE(6), PAIR_TABLE(7)};
+
+/* How many of a chunk's elements are of each class. */
+#ifdef WITH_AVX2
+
+ALWAYS_INLINE void count_chunk(const uint8_t *classes, uint16_t counts[CLASSES]) {
+    const __m256i nibble = _mm256_set1_epi8(15), zero = _mm256_setzero_si256();
+    __m256i lanes[8], quarter[4];
+    for (int i = 0; i < 8; i++) lanes[i] = load256(classes + 32 * i);
+    for (int pair = 0; pair < 8; pair++) {
+        /* Eight vectors add at most 8 to a nibble; PADDING looks up 0. */
+        __m256i table = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)pair_tables[pair]));
+        __m256i a = _mm256_add_epi8(_mm256_shuffle_epi8(table, lanes[0]), _mm256_shuffle_epi8(table, lanes[1]));
+        __m256i b = _mm256_add_epi8(_mm256_shuffle_epi8(table, lanes[2]), _mm256_shuffle_epi8(table, lanes[3]));
+        __m256i c = _mm256_add_epi8(_mm256_shuffle_epi8(table, lanes[4]), _mm256_shuffle_epi8(table, lanes[5]));
+        __m256i d = _mm256_add_epi8(_mm256_shuffle_epi8(table, lanes[6]), _mm256_shuffle_epi8(table, lanes[7]));
+        __m256i sum = _mm256_add_epi8(_mm256_add_epi8(a, b), _mm256_add_epi8(c, d));
+        __m256i even = _mm256_sad_epu8(_mm256_and_si256(sum, nibble), zero);
+        __m256i odd = _mm256_sad_epu8(_mm256_and_si256(_mm256_srli_epi16(sum, 4), nibble), zero);
+        __m256i both = _mm256_or_si256(even, _mm256_slli_epi64(odd, 16));
+        quarter[pair / 2] = pair % 2 ? _mm256_or_si256(quarter[pair / 2], _mm256_slli_epi64(both, 32)) : both;
+    }
+    /* quarter[i] holds classes 4i .. 4i + 3 as u16 in each of four lanes; add the lanes up. */
+    __m256i ab = _mm256_add_epi16(_mm256_permute2x128_si256(quarter[0], quarter[2], 0x20),
+                                  _mm256_permute2x128_si256(quarter[0], quarter[2], 0x31));
+    __m256i cd = _mm256_add_epi16(_mm256_permute2x128_si256(quarter[1], quarter[3], 0x20),
+                                  _mm256_permute2x128_si256(quarter[1], quarter[3], 0x31));
+    __m256i all = _mm256_add_epi16(_mm256_unpacklo_epi64(ab, cd), _mm256_unpackhi_epi64(ab, cd));
+    _mm256_storeu_si256((__m256i *)counts, all);
+}
+
+#elif defined(WITH_NEON)
+
+ALWAYS_INLINE void count_chunk(const uint8_t *classes, uint16_t counts[CLASSES]) {
+    for (int pair = 0; pair < 8; pair++) {
+        uint8x16_t table = vld1q_u8(pair_tables[pair]), even = vdupq_n_u8(0), odd = even;
+        for (int half = 0; half < 2; half++) {
+            uint8x16_t sum = vdupq_n_u8(0);
+            for (int i = 0; i < 8; i++) sum = vaddq_u8(sum, vqtbl1q_u8(table, vld1q_u8(classes + 128 * half + 16 * i)));
+            even = vaddq_u8(even, vandq_u8(sum, vdupq_n_u8(15)));
+            odd = vaddq_u8(odd, vshrq_n_u8(sum, 4));
+        }
+        counts[2 * pair] = vaddlvq_u8(even);
+        counts[2 * pair + 1] = vaddlvq_u8(odd);
+    }
+}
+
+#else
+
+ALWAYS_INLINE void count_chunk(const uint8_t *classes, uint16_t counts[CLASSES]) {
+    uint16_t bins[4][256] = {{0}};
+    for (int i = 0; i < CHUNK; i += 4)
+        for (int j = 0; j < 4; j++) bins[j][classes[i + j]]++;
+    for (int c = 0; c < CLASSES; c++) counts[c] = (uint16_t)(bins[0][c] + bins[1][c] + bins[2][c] + bins[3][c]);
+}
+
+#endif
+
+ALWAYS_INLINE unsigned classify_chunk(const uint8_t *base, size_t count, int width, struct field exponent, unsigned top, uint8_t *classes) {
+#ifdef WITH_AVX2
+    if (count == CHUNK && width <= 4 && exponent.bits <= 8) return classify_vector(base, width, exponent, top, classes);
+#endif
+    return classify_plain(base, count, width, exponent, top, classes);
+}
+
+/* How many of the first `end` elements of a chunk are of the class. */
+ALWAYS_INLINE unsigned rank_in_chunk(const uint8_t *classes, unsigned class, unsigned end) {
+    unsigned rank = 0;
+    for (unsigned word = 0; word < CHUNK / 64; word++) {
+        uint64_t mask = equal_mask(classes + 64 * word, (uint8_t)class);
+        unsigned first = 64 * word;
+        uint64_t wanted = end <= first ? 0 : low_bits(end - first);
+        rank += (unsigned)__builtin_popcountll(mask & wanted);
+    }
+    return rank;
+}
+
+/* Where in a chunk the element of the class with this rank is; the chunk has more elements of the class than that. */
+ALWAYS_INLINE unsigned select_in_chunk(const uint8_t *classes, unsigned class, unsigned rank) {
+    uint64_t mask[CHUNK / 64];
+    for (unsigned word = 0; word < CHUNK / 64; word++) mask[word] = equal_mask(classes + 64 * word, (uint8_t)class);
+    unsigned word = 0;
+    for (unsigned i = 0; i + 1 < CHUNK / 64; i++) {
+        unsigned count = (unsigned)__builtin_popcountll(mask[i]);
+        unsigned is_later = word == i && rank >= count;
+        rank -= is_later ? count : 0;
+        word += is_later;
+    }
+    return 64 * word + select_bit(mask[word], rank);
+}
+
+/* The smallest t with 256 * #{exponents > t} <= count, by counting them all. */
+static unsigned find_top(const struct block *block) {
+    uint32_t bins[2048] = {0};
+    for (size_t i = 0; i < block->count; i++) {
+        uint64_t element = 0;
+        memcpy(&element, block->base + i * (size_t)block->width, (size_t)block->width);
+        bins[exponent_of(element, block->exponent)]++;
+    }
+    uint64_t above = 0;
+    unsigned top = (unsigned)low_bits(block->exponent.bits);
+    while (top && 256 * (above + bins[top]) <= block->count) above += bins[top--];
+    return top;
+}
+
+#endif

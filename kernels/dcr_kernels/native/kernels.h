@@ -1,0 +1,141 @@
+/* What the extension module asks of a set of kernels. Sections are those of FORMAT.md.
+ *
+ * Every level (plain, avx2, avx512, neon) is variant.c compiled with other flags. Arrays may be unaligned; `width` is 1, 2, 4 or 8 bytes.
+ * Memory is the caller's: sizes named in bytes below are what a kernel may touch, whatever the encoded bytes say.
+ */
+#ifndef DCR_KERNELS_H
+#define DCR_KERNELS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define ROW_UNITS 4096
+#define ROW_BYTES 8192
+#define CLASSES 16
+#define STATES 32
+#define CHUNK 256
+#define LONGEST_CODE 12
+#define MOST_SYMBOLS 2048
+/* Writable bytes or entries past the end of every output, so that stores need no bounds of their own. */
+#define SLACK 64
+
+/* What is wrong with an input, and where: `unit` is "byte" or "element". */
+struct fault {
+    const char *what;
+    const char *unit;
+    uint64_t at;
+};
+
+/* An exponent field; `bits` is 0 for dtypes without one. */
+struct field {
+    unsigned bits;
+    unsigned shift;
+};
+
+/* A block of `count` elements; `target` is NULL where only the base is known. */
+struct block {
+    const uint8_t *base;
+    const uint8_t *target;
+    size_t count;
+    int width;
+    struct field exponent;
+};
+
+/* Changes: `positions` are u32, `values` elements. */
+struct changes {
+    const uint8_t *positions;
+    const uint8_t *values;
+    size_t count;
+};
+
+/* A Huffman table (5.7): entries sorted by length and symbol, the escape's length or -1. */
+struct table {
+    const uint8_t *symbols;
+    const uint8_t *lengths;
+    size_t count;
+    int escape_length;
+};
+
+struct span {
+    const uint8_t *data;
+    size_t size;
+};
+
+/* What context_draft fills in; `work` is draft_work_bytes(changed), `stream` stream_bytes(count, changed) bytes. */
+struct draft {
+    uint8_t *work;
+    uint8_t *stream;
+    size_t stream_size;
+    uint32_t *class_counts;
+    uint8_t *magnitudes;
+};
+
+/* What a decoder fills in; positions and values have room for `count` entries and SLACK, `work` is decode_work_bytes(count). */
+struct decoded {
+    uint8_t *work;
+    uint32_t *positions;
+    uint8_t *values;
+    size_t count;
+};
+
+/* A section of the adaptive coder; `size` becomes SIZE_MAX when it does not fit the capacity. */
+struct section {
+    uint8_t *data;
+    size_t capacity;
+    size_t size;
+};
+
+/* What one magnitude can take at most: 64 bits 1, one bit 0 and 63 plain bits, of at most 2 bytes each. */
+#define MAGNITUDE_BYTES 320
+
+struct kernels {
+    const char *name;
+    void (*digest)(struct span data, uint64_t offset, uint32_t sums[4]);
+    void (*digest_changes)(const struct changes *changes, const uint8_t *old, int width, uint64_t offset, uint32_t sums[4]);
+    size_t (*scan)(const struct block *block, uint32_t *positions);
+    bool (*patch)(uint8_t *out, size_t count, int width, const struct changes *changes, struct fault *fault);
+    bool (*patch_xor)(uint8_t *out, size_t count, int width, const struct changes *changes, struct fault *fault);
+    bool (*context_draft)(const struct block *block, const struct changes *changes, struct draft *draft, struct fault *fault);
+    bool (*context_decode)(struct span stream, const struct block *block, const uint16_t *states, struct decoded *decoded,
+                           struct fault *fault);
+    bool (*magnitude_bins)(const uint32_t *class_counts, const uint8_t *magnitudes, int width, uint64_t *bins, struct fault *fault);
+    bool (*magnitude_encode)(const uint32_t *class_counts, const uint8_t *magnitudes, int width, const uint16_t *states,
+                             struct section *out, struct fault *fault);
+    bool (*position_bits)(size_t members, const struct changes *changes, uint64_t *bits, struct fault *fault);
+    /* `out` is gap_bytes(count, changed, width) bytes; sets `size`. */
+    bool (*gap_encode)(size_t count, int width, const struct changes *changes, const struct table *table, uint8_t *out, size_t *size,
+                       struct fault *fault);
+    bool (*gap_decode)(struct span stream, size_t count, int width, const struct table *table, struct decoded *decoded,
+                       struct fault *fault);
+};
+
+static inline size_t chunks_of(size_t count) { return (count + CHUNK - 1) / CHUNK; }
+
+/* A class, a sign and a rank for each change. */
+static inline size_t draft_work_bytes(size_t changed) { return 6 * (changed + SLACK); }
+
+/* A class for each element, and 16 two-byte counts for each chunk. */
+static inline size_t decode_work_bytes(size_t count) { return chunks_of(count) * (CHUNK + 2 * CLASSES); }
+
+/* Position codes take at most 1.2 bits a member (5.3); counts, top and head fit the constant. */
+static inline size_t stream_bytes(size_t count, size_t changed) { return count / 4 + changed / 8 + 512; }
+
+static inline size_t gap_bytes(size_t count, size_t changed, int width) {
+    return count / 4 + changed * (size_t)(width + 2) + 512;
+}
+
+/* K_q[i] as unit_keys[q][i] and as unit_keys_by_column[i][q]; row_key(q, j) is R_q(j) (3.1). */
+extern int16_t unit_keys[4][ROW_UNITS];
+extern int16_t unit_keys_by_column[ROW_UNITS][4];
+
+static inline uint64_t mix(uint64_t x) {
+    uint64_t z = x + UINT64_C(0x9E3779B97F4A7C15);
+    z = (z ^ (z >> 30)) * UINT64_C(0xBF58476D1CE4E5B9);
+    z = (z ^ (z >> 27)) * UINT64_C(0x94D049BB133111EB);
+    return z ^ (z >> 31);
+}
+
+static inline uint32_t row_key(unsigned q, uint64_t row) { return (uint32_t)mix(((uint64_t)q << 60) + row) | 1; }
+
+#endif

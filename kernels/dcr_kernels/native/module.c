@@ -1,0 +1,539 @@
+/* The extension module dcr_kernels._native: arguments in, a kernel without the GIL, results out. native.py wraps and documents it.
+ *
+ * Every array is a contiguous buffer whose size is checked here, so that a wrong call is an exception and never a wrong access.
+ */
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include "kernels.h"
+
+int16_t unit_keys[4][ROW_UNITS];
+int16_t unit_keys_by_column[ROW_UNITS][4];
+
+static void fill_unit_keys(void) {
+    for (uint64_t q = 0; q < 4; q++)
+        for (uint64_t i = 0; i < ROW_UNITS; i++)
+            unit_keys[q][i] = unit_keys_by_column[i][q] = (int16_t)(mix((UINT64_C(1) << 62) + ROW_UNITS * q + i) | 1);
+}
+
+/* Levels, the best last. */
+
+#ifdef WITH_LEVEL_PLAIN
+#define BASELINE kernels_plain
+#else
+#define BASELINE kernels_neon
+#endif
+extern const struct kernels BASELINE;
+#ifdef WITH_LEVEL_AVX2
+extern const struct kernels kernels_avx2;
+#endif
+#ifdef WITH_LEVEL_AVX512
+extern const struct kernels kernels_avx512;
+#endif
+
+#define MOST_LEVELS 3
+static const struct kernels *levels[MOST_LEVELS];
+static size_t level_count;
+static const struct kernels *active;
+
+#if defined(WITH_LEVEL_AVX2)
+#include <cpuid.h>
+
+static bool has_leading_zero_count(void) {
+    unsigned a, b, c, d;
+    return __get_cpuid(0x80000001, &a, &b, &c, &d) && (c & 1u << 5);
+}
+#endif
+
+static void find_levels(void) {
+    level_count = 0;
+    levels[level_count++] = &BASELINE;
+#if defined(WITH_LEVEL_AVX2)
+    /* These look at what the operating system saves, too. */
+    bool is_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") &&
+                   __builtin_cpu_supports("popcnt") && has_leading_zero_count();
+    if (is_avx2) levels[level_count++] = &kernels_avx2;
+#if defined(WITH_LEVEL_AVX512)
+    if (is_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+        __builtin_cpu_supports("avx512dq"))
+        levels[level_count++] = &kernels_avx512;
+#endif
+#endif
+    active = levels[level_count - 1];
+}
+
+/* Arguments. */
+
+#define MOST_VIEWS 6
+
+struct views {
+    Py_buffer view[MOST_VIEWS];
+    int count;
+};
+
+static void release(struct views *views) {
+    while (views->count) PyBuffer_Release(&views->view[--views->count]);
+}
+
+/* Views `count` arguments, the last `writable` of them for writing. */
+static bool acquire(struct views *views, PyObject *const *args, int count, int writable) {
+    views->count = 0;
+    for (int i = 0; i < count; i++) {
+        int flags = i >= count - writable ? PyBUF_WRITABLE : PyBUF_SIMPLE;
+        if (PyObject_GetBuffer(args[i], &views->view[i], flags)) {
+            release(views);
+            return false;
+        }
+        views->count++;
+    }
+    return true;
+}
+
+static bool has_arguments(Py_ssize_t found, Py_ssize_t wanted) {
+    if (found == wanted) return true;
+    PyErr_Format(PyExc_TypeError, "%zd arguments, not %zd", found, wanted);
+    return false;
+}
+
+static bool get_integer(PyObject *object, long long least, long long most, long long *value) {
+    *value = PyLong_AsLongLong(object);
+    if (*value == -1 && PyErr_Occurred()) return false;
+    if (*value >= least && *value <= most) return true;
+    PyErr_Format(PyExc_ValueError, "%lld is not in %lld .. %lld", *value, least, most);
+    return false;
+}
+
+static bool get_width(PyObject *object, int *width) {
+    long long value;
+    if (!get_integer(object, 1, 8, &value)) return false;
+    *width = (int)value;
+    if ((value & (value - 1)) == 0) return true;
+    PyErr_Format(PyExc_ValueError, "no element width: %lld", value);
+    return false;
+}
+
+static bool get_exponent(PyObject *const *args, int width, struct field *exponent) {
+    long long bits, shift;
+    if (!get_integer(args[0], 0, 11, &bits) || !get_integer(args[1], 0, 8 * width - bits, &shift)) return false;
+    *exponent = (struct field){(unsigned)bits, (unsigned)shift};
+    return true;
+}
+
+/* Has the view room for, or just, `count` entries of `size` bytes? */
+static bool has_size(const Py_buffer *view, size_t count, size_t size, bool exact) {
+    size_t bytes = (size_t)view->len;
+    if (exact ? bytes % size == 0 && bytes / size == count : bytes / size >= count) return true;
+    PyErr_Format(PyExc_ValueError, "sizes differ: %zu bytes for %zu entries of %zu bytes", bytes, count, size);
+    return false;
+}
+
+static bool get_count(const Py_buffer *view, size_t size, size_t *count) {
+    *count = (size_t)view->len / size;
+    if ((size_t)view->len % size == 0 && *count <= UINT32_MAX) return true;
+    PyErr_Format(PyExc_ValueError, "%zd bytes are no array of fewer than 2^32 entries of %zu bytes", view->len, size);
+    return false;
+}
+
+static PyObject *raise_fault(const struct fault *fault) {
+    return PyErr_Format(PyExc_ValueError, "%s: at %s %llu", fault->what, fault->unit, (unsigned long long)fault->at);
+}
+
+/* Ends a call: gives the views back and returns `value`, NULL for an exception that is set already, or the fault. */
+static PyObject *finish(struct views *views, bool is_good, const struct fault *fault, PyObject *value) {
+    release(views);
+    if (is_good) return value;
+    Py_XDECREF(value);
+    return raise_fault(fault);
+}
+
+static PyObject *stop(struct views *views) {
+    release(views);
+    return NULL;
+}
+
+/* digest(data, offset, sums) */
+static PyObject *native_digest(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
+    struct views v;
+    long long offset;
+    if (!has_arguments(count, 3) || !get_integer(args[1], 0, 1LL << 62, &offset)) return NULL;
+    PyObject *const arrays[] = {args[0], args[2]};
+    if (!acquire(&v, arrays, 2, 1)) return NULL;
+    if (!has_size(&v.view[1], 4, 4, true)) return stop(&v);
+    uint32_t sums[4];
+    const struct kernels *kernels = active;
+    Py_BEGIN_ALLOW_THREADS
+    kernels->digest((struct span){v.view[0].buf, (size_t)v.view[0].len}, (uint64_t)offset, sums);
+    Py_END_ALLOW_THREADS
+    memcpy(v.view[1].buf, sums, sizeof sums);
+    release(&v);
+    Py_RETURN_NONE;
+}
+
+/* digest_changes(width, offset, positions, old, new, sums) */
+static PyObject *native_digest_changes(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
+    struct views v;
+    long long offset;
+    int width;
+    struct changes changes;
+    if (!has_arguments(count, 6) || !get_width(args[0], &width) || !get_integer(args[1], 0, 1LL << 62, &offset)) return NULL;
+    if (!acquire(&v, args + 2, 4, 1)) return NULL;
+    if (!get_count(&v.view[0], 4, &changes.count) || !has_size(&v.view[1], changes.count, (size_t)width, true) ||
+        !has_size(&v.view[2], changes.count, (size_t)width, true) || !has_size(&v.view[3], 4, 4, true))
+        return stop(&v);
+    changes.positions = v.view[0].buf;
+    changes.values = v.view[2].buf;
+    uint32_t sums[4];
+    const struct kernels *kernels = active;
+    Py_BEGIN_ALLOW_THREADS
+    kernels->digest_changes(&changes, v.view[1].buf, width, (uint64_t)offset, sums);
+    Py_END_ALLOW_THREADS
+    memcpy(v.view[3].buf, sums, sizeof sums);
+    release(&v);
+    Py_RETURN_NONE;
+}
+
+/* scan(width, base, target, positions) -> count */
+static PyObject *native_scan(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
+    struct views v;
+    struct block block = {0};
+    size_t found;
+    if (!has_arguments(count, 4) || !get_width(args[0], &block.width) || !acquire(&v, args + 1, 3, 1)) return NULL;
+    if (!get_count(&v.view[0], (size_t)block.width, &block.count) || !has_size(&v.view[1], block.count, (size_t)block.width, true) ||
+        !has_size(&v.view[2], block.count + SLACK, 4, false))
+        return stop(&v);
+    block.base = v.view[0].buf;
+    block.target = v.view[1].buf;
+    const struct kernels *kernels = active;
+    Py_BEGIN_ALLOW_THREADS
+    found = kernels->scan(&block, v.view[2].buf);
+    Py_END_ALLOW_THREADS
+    release(&v);
+    return PyLong_FromSize_t(found);
+}
+
+static PyObject *patch_with(PyObject *const *args, Py_ssize_t arguments, bool is_xor) {
+    struct views v;
+    int width;
+    struct changes changes;
+    struct fault fault;
+    size_t elements;
+    bool is_good;
+    if (!has_arguments(arguments, 4) || !get_width(args[0], &width) || !acquire(&v, args + 1, 3, 1)) return NULL;
+    if (!get_count(&v.view[0], 4, &changes.count) || !has_size(&v.view[1], changes.count, (size_t)width, true) ||
+        !get_count(&v.view[2], (size_t)width, &elements))
+        return stop(&v);
+    changes.positions = v.view[0].buf;
+    changes.values = v.view[1].buf;
+    const struct kernels *kernels = active;
+    Py_BEGIN_ALLOW_THREADS
+    is_good = (is_xor ? kernels->patch_xor : kernels->patch)(v.view[2].buf, elements, width, &changes, &fault);
+    Py_END_ALLOW_THREADS
+    return finish(&v, is_good, &fault, Py_NewRef(Py_None));
+}
+
+/* patch(width, positions, values, out) */
+static PyObject *native_patch(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
+    return patch_with(args, count, false);
+}
+
+/* patch_xor(width, positions, masks, out) */
+static PyObject *native_patch_xor(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
+    return patch_with(args, count, true);
+}
+
+/* context_draft(width, bits, shift, base, target, positions, class_counts, magnitudes, scratch) -> stream bytes */
+static PyObject *native_context_draft(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
+    struct views v;
+    struct block block = {0};
+    struct changes changes = {0};
+    struct draft draft;
+    struct fault fault;
+    bool is_good;
+    if (!has_arguments(count, 9) || !get_width(args[0], &block.width) || !get_exponent(args + 1, block.width, &block.exponent) ||
+        !acquire(&v, args + 3, 6, 3))
+        return NULL;
+    if (!get_count(&v.view[0], (size_t)block.width, &block.count) || !has_size(&v.view[1], block.count, (size_t)block.width, true) ||
+        !get_count(&v.view[2], 4, &changes.count) || !has_size(&v.view[3], block.exponent.bits ? CLASSES : 1, 4, true) ||
+        !has_size(&v.view[4], changes.count, (size_t)block.width, true) ||
+        !has_size(&v.view[5], draft_work_bytes(changes.count) + stream_bytes(block.count, changes.count), 1, false))
+        return stop(&v);
+    block.base = v.view[0].buf;
+    block.target = v.view[1].buf;
+    changes.positions = v.view[2].buf;
+    draft.class_counts = v.view[3].buf;
+    draft.magnitudes = v.view[4].buf;
+    draft.work = v.view[5].buf;
+    draft.stream = draft.work + draft_work_bytes(changes.count);
+    const struct kernels *kernels = active;
+    Py_BEGIN_ALLOW_THREADS
+    is_good = kernels->context_draft(&block, &changes, &draft, &fault);
+    Py_END_ALLOW_THREADS
+    return finish(&v, is_good, &fault, is_good ? PyBytes_FromStringAndSize((const char *)draft.stream, (Py_ssize_t)draft.stream_size) : NULL);
+}
+
+/* Copies one or 16 class counts, which must add up to `count`. */
+static bool get_class_counts(const Py_buffer *view, size_t count, uint32_t class_counts[CLASSES]) {
+    uint64_t sum = 0;
+    if (view->len != 4 && view->len != 4 * CLASSES) {
+        PyErr_Format(PyExc_ValueError, "%zd bytes of class counts", view->len);
+        return false;
+    }
+    memset(class_counts, 0, CLASSES * sizeof *class_counts);
+    memcpy(class_counts, view->buf, (size_t)view->len);
+    for (int c = 0; c < CLASSES; c++) sum += class_counts[c];
+    if (sum == count) return true;
+    PyErr_Format(PyExc_ValueError, "class counts of %llu magnitudes for %zu", (unsigned long long)sum, count);
+    return false;
+}
+
+static bool get_states(const Py_buffer *view, uint16_t states[CLASSES * STATES]) {
+    if (!has_size(view, CLASSES * STATES, 2, true)) return false;
+    memcpy(states, view->buf, (size_t)view->len);
+    for (int i = 0; i < CLASSES * STATES; i++) {
+        if (states[i]) continue;
+        /* A bit of probability 0 would leave the coder a range of 0, from which it never returns. */
+        PyErr_Format(PyExc_ValueError, "starting state 0: at element %d", i);
+        return false;
+    }
+    return true;
+}
+
+/* magnitude_bins(width, class_counts, magnitudes, bins), bins zero before */
+static PyObject *native_magnitude_bins(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
+    struct views v;
+    int width;
+    size_t magnitudes;
+    uint32_t class_counts[CLASSES];
+    uint64_t bins[CLASSES * STATES * 2] = {0};
+    struct fault fault;
+    bool is_good;
+    if (!has_arguments(count, 4) || !get_width(args[0], &width) || !acquire(&v, args + 1, 3, 1)) return NULL;
+    if (!get_count(&v.view[1], (size_t)width, &magnitudes) || !get_class_counts(&v.view[0], magnitudes, class_counts) ||
+        !has_size(&v.view[2], CLASSES * STATES * 2, 8, true))
+        return stop(&v);
+    const struct kernels *kernels = active;
+    Py_BEGIN_ALLOW_THREADS
+    is_good = kernels->magnitude_bins(class_counts, v.view[1].buf, width, bins, &fault);
+    Py_END_ALLOW_THREADS
+    memcpy(v.view[2].buf, bins, sizeof bins);
+    return finish(&v, is_good, &fault, Py_NewRef(Py_None));
+}
+
+/* magnitude_encode(width, class_counts, magnitudes, states, scratch) -> section bytes, or None when the scratch is too small */
+static PyObject *native_magnitude_encode(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
+    struct views v;
+    int width;
+    size_t magnitudes;
+    uint32_t class_counts[CLASSES];
+    uint16_t states[CLASSES * STATES];
+    struct fault fault;
+    bool is_good;
+    if (!has_arguments(count, 5) || !get_width(args[0], &width) || !acquire(&v, args + 1, 4, 1)) return NULL;
+    if (!get_count(&v.view[1], (size_t)width, &magnitudes) || !get_class_counts(&v.view[0], magnitudes, class_counts) ||
+        !get_states(&v.view[2], states))
+        return stop(&v);
+    struct section section = {v.view[3].buf, (size_t)v.view[3].len, 0};
+    const struct kernels *kernels = active;
+    Py_BEGIN_ALLOW_THREADS
+    is_good = kernels->magnitude_encode(class_counts, v.view[1].buf, width, states, &section, &fault);
+    Py_END_ALLOW_THREADS
+    PyObject *value = NULL;
+    if (is_good && section.size == SIZE_MAX) value = Py_NewRef(Py_None);
+    else if (is_good) value = PyBytes_FromStringAndSize((const char *)section.data, (Py_ssize_t)section.size);
+    return finish(&v, is_good, &fault, value);
+}
+
+/* context_decode(width, bits, shift, stream, base, states, positions, values, scratch) -> count */
+static PyObject *native_context_decode(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
+    struct views v;
+    struct block block = {0};
+    struct decoded decoded;
+    struct fault fault;
+    uint16_t states[CLASSES * STATES];
+    bool is_good;
+    if (!has_arguments(count, 9) || !get_width(args[0], &block.width) || !get_exponent(args + 1, block.width, &block.exponent) ||
+        !acquire(&v, args + 3, 6, 3))
+        return NULL;
+    if (!get_count(&v.view[1], (size_t)block.width, &block.count) || !get_states(&v.view[2], states) ||
+        !has_size(&v.view[3], block.count, 4, false) || !has_size(&v.view[4], block.count, (size_t)block.width, false) ||
+        !has_size(&v.view[5], decode_work_bytes(block.count), 1, false))
+        return stop(&v);
+    block.base = v.view[1].buf;
+    decoded.positions = v.view[3].buf;
+    decoded.values = v.view[4].buf;
+    decoded.work = v.view[5].buf;
+    struct span stream = {v.view[0].buf, (size_t)v.view[0].len};
+    const struct kernels *kernels = active;
+    Py_BEGIN_ALLOW_THREADS
+    is_good = kernels->context_decode(stream, &block, states, &decoded, &fault);
+    Py_END_ALLOW_THREADS
+    return finish(&v, is_good, &fault, is_good ? PyLong_FromSize_t(decoded.count) : NULL);
+}
+
+/* position_bits(members, positions) -> bits */
+static PyObject *native_position_bits(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
+    struct views v;
+    long long members;
+    struct changes changes = {0};
+    struct fault fault;
+    uint64_t bits = 0;
+    bool is_good;
+    if (!has_arguments(count, 2) || !get_integer(args[0], 0, UINT32_MAX, &members) || !acquire(&v, args + 1, 1, 0)) return NULL;
+    if (!get_count(&v.view[0], 4, &changes.count)) return stop(&v);
+    changes.positions = v.view[0].buf;
+    const struct kernels *kernels = active;
+    Py_BEGIN_ALLOW_THREADS
+    is_good = kernels->position_bits((size_t)members, &changes, &bits, &fault);
+    Py_END_ALLOW_THREADS
+    return finish(&v, is_good, &fault, is_good ? PyLong_FromUnsignedLongLong(bits) : NULL);
+}
+
+static bool get_table(const Py_buffer *symbols, const Py_buffer *lengths, PyObject *escape_length, struct table *table) {
+    long long escape;
+    if (!get_integer(escape_length, -1, LONGEST_CODE, &escape) || !get_count(symbols, 8, &table->count) ||
+        !has_size(lengths, table->count, 1, true))
+        return false;
+    table->symbols = symbols->buf;
+    table->lengths = lengths->buf;
+    table->escape_length = (int)escape;
+    return true;
+}
+
+/* gap_encode(width, members, escape_length, table_symbols, table_lengths, positions, symbols, scratch) -> bytes */
+static PyObject *native_gap_encode(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
+    struct views v;
+    int width;
+    long long members;
+    struct changes changes;
+    struct table table;
+    struct fault fault;
+    size_t size = 0;
+    bool is_good;
+    if (!has_arguments(count, 8) || !get_width(args[0], &width) || !get_integer(args[1], 0, UINT32_MAX, &members) ||
+        !acquire(&v, args + 3, 5, 1))
+        return NULL;
+    if (!get_table(&v.view[0], &v.view[1], args[2], &table) || !get_count(&v.view[2], 4, &changes.count) ||
+        !has_size(&v.view[3], changes.count, (size_t)width, true) ||
+        !has_size(&v.view[4], gap_bytes((size_t)members, changes.count, width), 1, false))
+        return stop(&v);
+    changes.positions = v.view[2].buf;
+    changes.values = v.view[3].buf;
+    uint8_t *out = v.view[4].buf;
+    const struct kernels *kernels = active;
+    Py_BEGIN_ALLOW_THREADS
+    is_good = kernels->gap_encode((size_t)members, width, &changes, &table, out, &size, &fault);
+    Py_END_ALLOW_THREADS
+    return finish(&v, is_good, &fault, is_good ? PyBytes_FromStringAndSize((const char *)out, (Py_ssize_t)size) : NULL);
+}
+
+/* gap_decode(width, members, escape_length, table_symbols, table_lengths, stream, positions, symbols) -> count */
+static PyObject *native_gap_decode(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
+    struct views v;
+    int width;
+    long long members;
+    struct table table;
+    struct decoded decoded = {0};
+    struct fault fault;
+    bool is_good;
+    if (!has_arguments(count, 8) || !get_width(args[0], &width) || !get_integer(args[1], 0, UINT32_MAX, &members) ||
+        !acquire(&v, args + 3, 5, 2))
+        return NULL;
+    if (!get_table(&v.view[0], &v.view[1], args[2], &table) || !has_size(&v.view[3], (size_t)members, 4, false) ||
+        !has_size(&v.view[4], (size_t)members, (size_t)width, false))
+        return stop(&v);
+    struct span stream = {v.view[2].buf, (size_t)v.view[2].len};
+    decoded.positions = v.view[3].buf;
+    decoded.values = v.view[4].buf;
+    const struct kernels *kernels = active;
+    Py_BEGIN_ALLOW_THREADS
+    is_good = kernels->gap_decode(stream, (size_t)members, width, &table, &decoded, &fault);
+    Py_END_ALLOW_THREADS
+    return finish(&v, is_good, &fault, is_good ? PyLong_FromSize_t(decoded.count) : NULL);
+}
+
+/* scratch_bytes(members, changed) -> what every function's scratch of a block needs at most, gap_encode's and outputs aside */
+static PyObject *native_draft_bytes(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
+    long long members, changed;
+    if (!has_arguments(count, 2) || !get_integer(args[0], 0, UINT32_MAX, &members) || !get_integer(args[1], 0, UINT32_MAX, &changed)) return NULL;
+    return PyLong_FromSize_t(draft_work_bytes((size_t)changed) + stream_bytes((size_t)members, (size_t)changed));
+}
+
+static PyObject *native_decode_bytes(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
+    long long members;
+    if (!has_arguments(count, 1) || !get_integer(args[0], 0, UINT32_MAX, &members)) return NULL;
+    return PyLong_FromSize_t(decode_work_bytes((size_t)members));
+}
+
+static PyObject *native_gap_bytes(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
+    long long members, changed;
+    int width;
+    if (!has_arguments(count, 3) || !get_integer(args[0], 0, UINT32_MAX, &members) || !get_integer(args[1], 0, UINT32_MAX, &changed) ||
+        !get_width(args[2], &width))
+        return NULL;
+    return PyLong_FromSize_t(gap_bytes((size_t)members, (size_t)changed, width));
+}
+
+static PyObject *native_levels(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(nothing)) {
+    PyObject *list = PyList_New(0);
+    for (size_t i = 0; list && i < level_count; i++) {
+        PyObject *name = PyUnicode_FromString(levels[i]->name);
+        if (!name || PyList_Append(list, name)) Py_CLEAR(list);
+        Py_XDECREF(name);
+    }
+    return list;
+}
+
+static PyObject *native_level(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(nothing)) { return PyUnicode_FromString(active->name); }
+
+static PyObject *native_set_level(PyObject *Py_UNUSED(module), PyObject *name) {
+    const char *text = PyUnicode_AsUTF8(name);
+    if (!text) return NULL;
+    for (size_t i = 0; i < level_count; i++) {
+        if (strcmp(text, levels[i]->name)) continue;
+        active = levels[i];
+        Py_RETURN_NONE;
+    }
+    return PyErr_Format(PyExc_ValueError, "no level %R on this machine", name);
+}
+
+#define FAST(name) {#name, (PyCFunction)(void (*)(void))native_##name, METH_FASTCALL, NULL}
+
+static PyMethodDef methods[] = {
+    FAST(digest),
+    FAST(digest_changes),
+    FAST(scan),
+    FAST(patch),
+    FAST(patch_xor),
+    FAST(context_draft),
+    FAST(context_decode),
+    FAST(magnitude_bins),
+    FAST(magnitude_encode),
+    FAST(position_bits),
+    FAST(gap_encode),
+    FAST(gap_decode),
+    FAST(draft_bytes),
+    FAST(decode_bytes),
+    FAST(gap_bytes),
+    {"levels", native_levels, METH_NOARGS, NULL},
+    {"level", native_level, METH_NOARGS, NULL},
+    {"set_level", native_set_level, METH_O, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static int start(PyObject *Py_UNUSED(module)) {
+    fill_unit_keys();
+    find_levels();
+    return 0;
+}
+
+static PyModuleDef_Slot slots[] = {
+    {Py_mod_exec, (void *)start},
+#ifdef Py_mod_gil
+    {Py_mod_gil, Py_MOD_GIL_NOT_USED},
+#endif
+    {0, NULL},
+};
+
+static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, .m_name = "_native", .m_methods = methods, .m_slots = slots};
+
+PyMODINIT_FUNC PyInit__native(void) { return PyModuleDef_Init(&definition); }
