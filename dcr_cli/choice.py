@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from dcr_cli.encoding import Draft, Elements, Encoding, LoadBlock, changes_of
+from dcr_cli.encoding import ContextDraft, Draft, Elements, Encoding, LoadBlock, changes_of
 from dcr_cli.header import Dtype
 from dcr_cli.huffman import HuffmanTable, build_table, table_bits
 
@@ -53,9 +53,9 @@ def choose(sample: Sample, dtype: Dtype, allowed: Allowed, *, complete: bool) ->
     """Choose for a piece whose first changed blocks are `sample`; `complete` says that these are all it has."""
     if allowed.whole:
         return Choice(Encoding.WHOLE, None)
-    context_bits = sum(_context_bits(draft) for draft, _ in sample) if allowed.context else None
     if not allowed.gap:
         return Choice(Encoding.CONTEXT, None)
+    context_bits = _context_bits([draft.context for draft, _ in sample]) if allowed.context else None
     # Positions alone are a lower bound of what `gap` takes: mostly it is enough to see that `context` is smaller.
     if context_bits is not None and context_bits <= sum(draft.gap_position_bits for draft, _ in sample):
         return Choice(Encoding.CONTEXT, None)
@@ -111,13 +111,17 @@ def _symbol_counts(sample: Sample, encoding: Encoding) -> Counter[int]:
     return counts
 
 
-def _context_bits(draft: Draft) -> int:
-    """Bits of a context block: its stream, and the entropy of what its adaptive states code, plain bits included."""
-    assert draft.context is not None
-    bins = draft.context.bins.astype(np.int64)
+def _context_bits(drafts: Sequence[ContextDraft | None]) -> int:
+    """Bits of context blocks: their streams, and the entropy of what their states code, plain bits included."""
+    bins = np.zeros((16, 32, 2), np.int64)
+    stream_bytes = 0
+    for draft in drafts:
+        assert draft is not None
+        stream_bytes += len(draft.stream)
+        bins += draft.bins.astype(np.int64)
     zeros, ones = bins[..., 0], bins[..., 1]
     entropy = _log2_times(zeros + ones) - _log2_times(zeros) - _log2_times(ones)
-    return 8 * len(draft.context.stream) + int(entropy.sum()) // 256 + int(ones.sum())
+    return 8 * stream_bytes + int(entropy.sum()) // 256 + int(ones.sum())
 
 
 def _log2_times(counts: NDArray[np.int64]) -> NDArray[np.int64]:

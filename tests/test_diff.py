@@ -1,0 +1,223 @@
+"""What diff says and writes: counts, matches, the same bytes whatever the threads; what it refuses."""
+
+from __future__ import annotations
+
+import os
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+from strategies import TensorData, Tensors, tensor_of, with_changes, write_checkpoint
+
+from dcr_cli.diff import DiffResult, diff
+from dcr_cli.errors import ConflictError, DamagedError, NotFoundError, UsageError
+
+
+def bf16(seed: int, elements: int) -> TensorData:
+    rng = np.random.default_rng(seed)
+    weights = (rng.standard_normal(elements, np.float32) * 0.02).view(np.uint32) >> 16
+    return "BF16", (elements,), weights.astype("<u2").tobytes()
+
+
+def step(tensor: TensorData, seed: int, share: float) -> TensorData:
+    """A tensor of which a share of elements moved by one unit in the last place."""
+    dtype, shape, data = tensor
+    bits = np.frombuffer(data, "<u2").copy()
+    rng = np.random.default_rng(seed)
+    bits[rng.random(len(bits)) < share] += 1
+    return dtype, shape, bits.tobytes()
+
+
+def compare(tmp_path: Path, base: Tensors, target: Tensors, **options: str) -> DiffResult:
+    write_checkpoint(tmp_path / "base", base)
+    write_checkpoint(tmp_path / "target", target)
+    return diff(tmp_path / "base", tmp_path / "target", tmp_path / "delta", **options)
+
+
+def folder_bytes(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_counts_are_exact(tiny_pair: tuple[Path, Path], tmp_path: Path) -> None:
+    result = diff(*tiny_pair, tmp_path / "delta")
+    assert (result.tensors, result.elements, result.changed_elements) == (4, 4 * 64 * 64, 5)
+    assert result.dense_bytes == 2 * result.elements
+    assert result.delta_bytes == sum(len(data) for data in folder_bytes(tmp_path / "delta").values())
+    assert not result.same and not result.files_changed
+
+
+def test_a_checkpoint_equals_itself(tiny_pair: tuple[Path, Path], tmp_path: Path) -> None:
+    result = diff(tiny_pair[0], tiny_pair[0], tmp_path / "delta")
+    assert result.same and result.changed_elements == 0 and result.encodings == {}
+    assert folder_bytes(tmp_path / "delta").keys() == {"commit.json", "manifest.zst", "digests.zst"}
+
+
+def test_values_that_compare_equal_but_differ_in_bits_are_changes(tmp_path: Path) -> None:
+    base = {"w": ("F32", (5,), struct.pack("<5I", 0, 0x7FC00001, 0x7F800000, 0x3F800000, 5))}
+    target = {"w": ("F32", (5,), struct.pack("<5I", 0x80000000, 0x7FC00002, 0x7F800001, 0x3F800000, 5))}
+    assert compare(tmp_path, base, target).changed_elements == 3
+
+
+def test_added_removed_replaced_and_renamed_are_told_apart(tmp_path: Path) -> None:
+    big, other = bf16(1, 50_000), bf16(2, 50_000)
+    base = {
+        "gone": tensor_of("F32", (3,)),
+        "old.name": big,
+        "reshaped": tensor_of("I16", (4, 6)),
+        "retyped": tensor_of("F16", (8,)),
+        "grown": tensor_of("F32", (100, 8)),
+        "same": other,
+    }
+    target = {
+        "new": tensor_of("I64", (2, 2)),
+        "new.name": step(big, 3, 0.01),
+        "reshaped": ("I16", (6, 4), base["reshaped"][2]),
+        "retyped": ("BF16", (8,), base["retyped"][2]),
+        "grown": tensor_of("F32", (104, 8)),
+        "same": other,
+    }
+    result = compare(tmp_path, base, target)
+    assert result.added == ("new",)
+    assert result.removed == ("gone", "old.name")
+    assert result.replaced == ("grown", "reshaped", "retyped")
+    assert result.renamed == (("old.name", "new.name"),)
+    assert {row.name: row.kind for row in result.rows}["same"] == "same"
+    changed = np.frombuffer(big[2], "<u2") != np.frombuffer(target["new.name"][2], "<u2")
+    assert result.changed_elements == int(changed.sum())
+
+
+def test_a_tied_tensor_that_comes_back_costs_next_to_nothing(tmp_path: Path) -> None:
+    embedding = bf16(1, 400_000)
+    new = step(embedding, 2, 0.05)
+    once = compare(tmp_path / "once", {"embed": embedding}, {"embed": new})
+    twice = compare(tmp_path / "twice", {"embed": embedding}, {"embed": new, "lm_head": new})
+    both = compare(tmp_path / "both", {"embed": embedding, "lm_head": embedding}, {"embed": new, "lm_head": new})
+    assert twice.delta_bytes < once.delta_bytes + 400
+    assert both.delta_bytes < once.delta_bytes + 400
+
+
+def test_moved_tensors_and_other_shards_cost_a_header(tmp_path: Path) -> None:
+    tensors = {f"layer.{i}": bf16(i, 20_000) for i in range(6)}
+    write_checkpoint(tmp_path / "base", tensors, shards=3)
+    write_checkpoint(tmp_path / "target", tensors, shards=2)
+    result = diff(tmp_path / "base", tmp_path / "target", tmp_path / "delta")
+    assert result.changed_elements == 0
+    assert len(result.moved) == 6
+    assert result.delta_bytes < 4000
+
+
+def test_only_a_sidecar_changed(tmp_path: Path) -> None:
+    tensors = {"w": bf16(1, 1000)}
+    write_checkpoint(tmp_path / "base", tensors, sidecars={"config.json": b"{}", "old.txt": b"x"})
+    write_checkpoint(tmp_path / "target", tensors, sidecars={"config.json": b'{"a": 1}', "empty": b""})
+    result = diff(tmp_path / "base", tmp_path / "target", tmp_path / "delta")
+    assert not result.same
+    assert result.base.content == result.target.content
+    assert result.files_changed == ("config.json", "empty", "old.txt")
+
+
+@pytest.mark.parametrize("encoding", ["auto", "context", "gap", "whole"])
+def test_everything_changed_is_no_larger_than_a_copy(tmp_path: Path, encoding: str) -> None:
+    rng = np.random.default_rng(0)
+    base: Tensors = {"w": ("BF16", (600_000,), rng.bytes(1_200_000))}
+    target: Tensors = {"w": ("BF16", (600_000,), rng.bytes(1_200_000))}
+    result = compare(tmp_path, base, target, encoding=encoding)
+    assert result.delta_bytes <= 1.01 * result.dense_bytes
+
+
+@pytest.mark.parametrize("encoding", ["auto", "context", "gap", "whole"])
+def test_threads_do_not_change_a_byte(tmp_path: Path, encoding: str) -> None:
+    base = {f"t{i:02}": bf16(i, 40_000 if i % 5 else 700_000) for i in range(20)} | {
+        f"x{i}": tensor_of("F32", (3000,), i) for i in range(3)
+    }
+    target = {
+        name: step(tensor, i, 0.02) if tensor[0] == "BF16" else with_changes(tensor, [5, 77])
+        for i, (name, tensor) in enumerate(base.items())
+    }
+    write_checkpoint(tmp_path / "base", base, shards=3)
+    write_checkpoint(tmp_path / "target", target, shards=3)
+    written = []
+    for jobs in (1, 2, 7):
+        diff(tmp_path / "base", tmp_path / "target", tmp_path / f"delta{jobs}", encoding=encoding, jobs=jobs)
+        written.append(folder_bytes(tmp_path / f"delta{jobs}"))
+    assert written[0] == written[1] == written[2]
+
+
+def test_planted_infinities_cost_nothing(tmp_path: Path) -> None:
+    """One Inf per tensor, unchanged, must not move the classes of all other elements."""
+
+    def planted(tensor: TensorData) -> TensorData:
+        bits = np.frombuffer(tensor[2], "<u2").copy()
+        bits[len(bits) // 2] = 0x7F80
+        return tensor[0], tensor[1], bits.tobytes()
+
+    base, target = {"w": bf16(1, 500_000)}, {"w": step(bf16(1, 500_000), 2, 0.01)}
+    clean = compare(tmp_path / "clean", base, target)
+    dirty = compare(tmp_path / "dirty", {"w": planted(base["w"])}, {"w": planted(target["w"])})
+    assert abs(dirty.delta_bytes - clean.delta_bytes) < 40
+
+
+def test_bytes_on_both_sides_of_four_gigabytes_are_found(tmp_path: Path) -> None:
+    size = (1 << 32) + 16
+    for name, changed in (("base", ()), ("target", (5, size - 11))):
+        folder = tmp_path / name
+        folder.mkdir()
+        header = f'{{"w":{{"dtype":"U8","shape":[{size}],"data_offsets":[0,{size}]}}}}'.encode()
+        with open(folder / "model.safetensors", "wb") as file:
+            file.write(struct.pack("<Q", len(header)) + header)
+            file.truncate(8 + len(header) + size)
+            for position in changed:
+                file.seek(8 + len(header) + position)
+                file.write(b"\x01")
+    result = diff(tmp_path / "base", tmp_path / "target", tmp_path / "delta")
+    assert (result.changed_elements, result.elements) == (2, size)
+    assert result.delta_bytes < 20_000
+
+
+def test_the_output_must_be_free(tiny_pair: tuple[Path, Path], tmp_path: Path) -> None:
+    taken = tmp_path / "taken"
+    taken.mkdir()
+    (taken / "notes.txt").write_text("mine")
+    with pytest.raises(ConflictError, match="not empty"):
+        diff(*tiny_pair, taken)
+    assert (taken / "notes.txt").read_text() == "mine"
+    diff(*tiny_pair, tmp_path / "delta")
+    with pytest.raises(ConflictError):
+        diff(*tiny_pair, tmp_path / "delta")
+    os.remove(tmp_path / "delta" / "commit.json")
+    diff(*tiny_pair, tmp_path / "delta")
+
+
+@pytest.mark.parametrize("side", [0, 1])
+def test_a_delta_inside_a_checkpoint_is_refused(tiny_pair: tuple[Path, Path], side: int) -> None:
+    before = sorted(tiny_pair[side].rglob("*"))
+    with pytest.raises(UsageError, match="inside the checkpoint"):
+        diff(*tiny_pair, tiny_pair[side] / "delta")
+    assert sorted(tiny_pair[side].rglob("*")) == before
+
+
+def test_a_failed_diff_leaves_nothing(tiny_pair: tuple[Path, Path], tmp_path: Path) -> None:
+    shard = next(tiny_pair[1].glob("*.safetensors"))
+    shard.write_bytes(shard.read_bytes()[:-1])
+    with pytest.raises(DamagedError):
+        diff(*tiny_pair, tmp_path / "delta")
+    assert not (tmp_path / "delta").exists()
+
+
+def test_a_source_that_changes_while_it_is_read_is_a_conflict(tiny_pair: tuple[Path, Path], tmp_path: Path) -> None:
+    shard = next(tiny_pair[1].glob("*.safetensors"))
+
+    def touch(stage: str, done: int, total: int) -> None:
+        os.utime(shard, ns=(1, done))
+
+    with pytest.raises(ConflictError, match="changed while"):
+        diff(*tiny_pair, tmp_path / "delta", progress=touch)
+    assert not (tmp_path / "delta").exists()
+
+
+def test_what_is_not_there_or_unknown(tiny_pair: tuple[Path, Path], tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError):
+        diff(tmp_path / "nothing", tiny_pair[1])
+    with pytest.raises(UsageError, match="auto, context, gap, whole"):
+        diff(*tiny_pair, encoding="zip")
