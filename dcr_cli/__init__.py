@@ -18,27 +18,24 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dcr_cli.apply import ApplyResult as ApplyResult
-    from dcr_cli.apply import apply as apply
-    from dcr_cli.diff import DiffResult as DiffResult
-    from dcr_cli.diff import diff as diff
-    from dcr_cli.errors import ConflictError as ConflictError
-    from dcr_cli.errors import DamagedError as DamagedError
-    from dcr_cli.errors import DcrError as DcrError
-    from dcr_cli.errors import HookError as HookError
-    from dcr_cli.errors import IncompleteError as IncompleteError
-    from dcr_cli.errors import LocalError as LocalError
-    from dcr_cli.errors import NotFoundError as NotFoundError
-    from dcr_cli.errors import TransportError as TransportError
-    from dcr_cli.errors import UnsupportedError as UnsupportedError
-    from dcr_cli.errors import UsageError as UsageError
-    from dcr_cli.errors import WrongBaseError as WrongBaseError
-    from dcr_cli.inspect import InspectResult as InspectResult
-    from dcr_cli.inspect import inspect as inspect
-    from dcr_cli.show import ShowResult as ShowResult
-    from dcr_cli.show import show as show
-    from dcr_cli.verify import VerifyResult as VerifyResult
-    from dcr_cli.verify import verify as verify
+    from dcr_cli.apply import ApplyResult as ApplyResult, apply as apply
+    from dcr_cli.diff import DiffResult as DiffResult, diff as diff
+    from dcr_cli.errors import (
+        ConflictError as ConflictError,
+        DamagedError as DamagedError,
+        DcrError as DcrError,
+        HookError as HookError,
+        IncompleteError as IncompleteError,
+        LocalError as LocalError,
+        NotFoundError as NotFoundError,
+        TransportError as TransportError,
+        UnsupportedError as UnsupportedError,
+        UsageError as UsageError,
+        WrongBaseError as WrongBaseError,
+    )
+    from dcr_cli.inspect import InspectResult as InspectResult, inspect as inspect
+    from dcr_cli.show import ShowResult as ShowResult, show as show
+    from dcr_cli.verify import VerifyResult as VerifyResult, verify as verify
 
 __version__ = "0.1.0"
 

@@ -22,12 +22,14 @@ import typer
 
 from dcr_cli import __version__, process
 from dcr_cli.errors import DcrError, UsageError
+from dcr_cli.work import MOST_DEFAULT_JOBS, default_jobs
 
 if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
     from dcr_cli.report.people import Line
     from dcr_cli.report.progress import Progress
 
-MOST_DEFAULT_JOBS = 16
 MOST_JOBS = 256
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, add_help_option=False)
@@ -55,7 +57,7 @@ class Session:
 
     @property
     def jobs(self) -> int:
-        return self.options.jobs or min(len(os.sched_getaffinity(0)), MOST_DEFAULT_JOBS)
+        return self.options.jobs or default_jobs()
 
     def progress(self) -> Progress:
         from dcr_cli.report.progress import Progress
@@ -64,7 +66,7 @@ class Session:
 
     def finish(
         self,
-        result: object,
+        result: DataclassInstance,
         lines: Callable[[], Iterable[Line]],
         *,
         answer: bool = True,
@@ -209,7 +211,7 @@ def _common(
     no_progress: NoProgress = False,
     jobs: Jobs = None,
     version: Version = False,
-    help: Help = False,
+    show_help: Help = False,
 ) -> Options:
     if quiet and verbose:
         raise UsageError("arguments", "--quiet and --verbose contradict each other")
@@ -240,7 +242,7 @@ def command(function: Callable[..., int]) -> Callable[..., int]:
 
 
 @app.callback(invoke_without_command=True)
-def _root(context: typer.Context, version: Version = False, help: Help = False) -> None:
+def _root(context: typer.Context, version: Version = False, show_help: Help = False) -> None:
     """Bit-exact weight deltas for RL refit: find what changed between two checkpoints, send only that, apply it."""
     if context.invoked_subcommand is None:
         raise UsageError("arguments", "a command is missing", hint="dcr --help")
@@ -280,11 +282,10 @@ def diff(
             skip=skip or (),
             progress=progress,
         )
-    differs = result.base != result.target
     return session.finish(
         result,
-        lambda: people.diff_lines(result, where, stat=stat),
-        answer=not (exit_code and differs),
+        lambda: people.diff_lines(result, stat=stat),
+        answer=result.same or not exit_code,
         leave_out=() if stat else ("rows",),
     )
 
@@ -363,7 +364,8 @@ def show(session: Session, delta: Delta) -> int:
     from dcr_cli.report import people
     from dcr_cli.show import show as run
 
-    result = run(_path(delta, "DELTA"), jobs=session.jobs)
+    with session.progress() as progress:
+        result = run(_path(delta, "DELTA"), jobs=session.jobs, progress=progress)
     return session.finish(result, lambda: people.show_lines(result, verbose=session.options.verbose))
 
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self, TypeVar
 
-import dcr_kernels as kernels
 import numpy as np
 from numpy.typing import NDArray
 
+import dcr_kernels as kernels
 from dcr_cli.checkpoint import Checkpoint, Reader, Tensor
 from dcr_cli.digest import State, TensorDigest, add, content_digest, digest_bytes, files_digest, no_digest
 from dcr_cli.encoding import BLOCK_BYTES
@@ -48,7 +48,7 @@ class Workers:
     def results(
         self, function: Callable[[list[Part]], list[Result]], parts: Iterator[Part], total_bytes: int
     ) -> Iterator[Result]:
-        """Run `function` over lists of parts, a bounded number of them at a time, and yield what it returns in order."""
+        """Run `function` over lists of parts, a bounded number of them at a time; yield what it returns, in order."""
         done = 0
         running: deque[tuple[int, Future[list[Result]]]] = deque()
         tasks = tasks_of(parts)

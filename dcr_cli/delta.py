@@ -52,8 +52,8 @@ class Delta:
 def open_delta(folder: str | os.PathLike[str]) -> Delta:
     """Read the documents of the delta in `folder` and check that they belong together and describe its target.
 
-    Raises NotFoundError when there is no delta, DamagedError when it is incomplete or malformed, UnsupportedError when it
-    needs a newer dcr.
+    Raises NotFoundError when there is no delta, DamagedError when it is incomplete or malformed, UnsupportedError when
+    it needs a newer dcr.
     """
     root = Path(folder)
     _check_folder(root)

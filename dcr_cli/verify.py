@@ -1,4 +1,4 @@
-"""Says whether a checkpoint holds the bits it should: those of another checkpoint, of a delta's target, or of its record.
+"""Says whether a checkpoint holds the bits it should: another checkpoint's, a delta's target's, or its own record's.
 
 It compares tensors, wherever they lie, and sidecars; not how tensors are divided into shards. It writes nothing.
 """
@@ -12,10 +12,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-import dcr_kernels as kernels
 import numpy as np
 from numpy.typing import NDArray
 
+import dcr_kernels as kernels
 from dcr_cli.checkpoint import SIDECAR, Checkpoint, Reader, Tensor, open_checkpoint
 from dcr_cli.content import Blocks, Side, Workers, in_file_order, read_spans, tensor_digests, tensor_of_part
 from dcr_cli.digest import digest_bytes, digest_text
@@ -32,9 +32,9 @@ Opened = tuple[Checkpoint, Reader]
 class TensorDifference:
     """How one tensor differs; `kind` says what `expected` and `found` are.
 
-    bits: the bit patterns of the first element that differs, in hexadecimal; `count` elements differ, the first one
-    is element `first_flat`, at `first_index` in the tensor's shape. digest: the digests of the whole tensor, which do not say where.
-    dtype, shape: these.
+    bits: the bit patterns of the first element that differs, in hexadecimal; `count` elements differ, the first one is
+    element `first_flat`, at `first_index` in the tensor's shape. digest: the digests of the whole tensor, which do not
+    say where it differs. dtype, shape: these.
     """
 
     tensor: str
@@ -82,8 +82,8 @@ def verify(
     """Read every byte of `checkpoint` and compare it with another one, with a delta's target, or with its own record.
 
     Files that a pattern of `skip` matches are no part of either. Memory does not depend on the size of the checkpoints.
-    Raises NotFoundError (also when there is neither a record nor anything to compare with), DamagedError (IncompleteError
-    when an apply was stopped), ConflictError when a file changes while it is read, UsageError.
+    Raises NotFoundError (also when there is neither a record nor anything to compare with), DamagedError
+    (IncompleteError when an apply was stopped), ConflictError when a file changes while it is read, UsageError.
     """
     if against is not None and delta is not None:
         raise UsageError("verify", "against and delta exclude each other")

@@ -9,15 +9,24 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import PurePath
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 
-def of_result(result: object, *, leave_out: tuple[str, ...] = ()) -> dict[str, Any]:
+def of_result(result: DataclassInstance, *, leave_out: tuple[str, ...] = ()) -> dict[str, Any]:
     """List a result's fields as plain values."""
-    document = _plain(result)
-    if not isinstance(document, dict):
-        raise TypeError(f"a result is a dataclass or a mapping, not a {type(result).__name__}")
-    return {name: value for name, value in document.items() if name not in leave_out}
+    from dcr_cli.digest import State, blake3_text
+
+    document = {}
+    for field in dataclasses.fields(result):
+        value = getattr(result, field.name)
+        if isinstance(value, State):
+            document[field.name] = {"content": blake3_text(value.content), "files": blake3_text(value.files)}
+        elif field.name not in leave_out:
+            document[field.name] = _plain(value)
+    return document
 
 
 def to_text(document: Mapping[str, Any]) -> str:

@@ -9,17 +9,14 @@ from __future__ import annotations
 import io
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from dcr_cli.errors import one_line
-
 if TYPE_CHECKING:
-    from dcr_cli.apply import ApplyResult
     from dcr_cli.diff import DiffResult
+    from dcr_cli.digest import State
     from dcr_cli.inspect import InspectResult
     from dcr_cli.show import ShowResult
-    from dcr_cli.verify import Difference, VerifyResult
+    from dcr_cli.verify import TensorDifference, VerifyResult
 
 MOST_LISTED = 20
 
@@ -61,16 +58,197 @@ def share(part: int, whole: int) -> str:
     percent = 100 * part / whole
     if part < whole and percent > 99.99:
         return "99.99 %"
-    return f"{max(percent, 0.0001):.2g} %" if percent < 10 else f"{percent:.4g} %"
+    return f"{percent:.2f} %" if percent >= 0.1 else f"{max(percent, 0.0001):.2g} %"
 
 
 def amount(count: int, noun: str) -> str:
-    return f"{count:,} {noun}" + ("" if count == 1 else "s")
+    """Write a number of things."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
-def columns(rows: Sequence[Sequence[str]], numbers: frozenset[int] = frozenset()) -> Iterator[Line]:
-    """Align rows of cells under the first one, their heading; columns in `numbers` are aligned to the right."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    for place, row in enumerate(rows):
-        cells = [c.rjust(w) if i in numbers else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))]
-        yield Line("  ".join(cells).rstrip(), "bold" if place == 0 else "")
+def names(listed: Sequence[str], most: int = MOST_LISTED) -> str:
+    """List names on one line, only so many of them."""
+    from dcr_cli.names import shown
+
+    more = f" and {len(listed) - most:,} more" if len(listed) > most else ""
+    return ", ".join(shown(name) for name in listed[:most]) + more
+
+
+def facts(rows: Iterable[tuple[str, str]]) -> Iterator[Line]:
+    """Two columns: what, and how much."""
+    for what, value in rows:
+        yield Line(f"  {what:<10} {value}")
+
+
+def table(heading: Sequence[str], rows: Sequence[Sequence[str]], right: frozenset[int] = frozenset()) -> Iterator[Line]:
+    """Align cells under their heading; the columns in `right` to the right."""
+    widths = [max(len(row[i]) for row in (heading, *rows)) for i in range(len(heading))]
+    for row in (heading, *rows):
+        cells = [c.rjust(w) if i in right else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))]
+        yield Line("  " + "  ".join(cells).rstrip(), "bold" if row is heading else "")
+
+
+def state(state: State) -> str:
+    """The beginnings of both digests of a state; the JSON has all of them."""
+    return f"content {state.content.hex()[:16]}, files {state.files.hex()[:16]}"
+
+
+def shape(dimensions: Sequence[int]) -> str:
+    return "x".join(str(d) for d in dimensions) or "scalar"
+
+
+def diff_lines(result: DiffResult, *, stat: bool) -> Iterator[Line]:
+    """The changes, what the delta takes, and with `stat` every tensor that is not the same."""
+    yield Line("same state" if result.same else "different states", "bold")
+    yield from facts(_diff_facts(result))
+    rows = [row for row in result.rows if row.kind != "same"]
+    if stat and rows:
+        heading = ("tensor", "dtype", "shape", "what", "changed", "share", "encoding", "bytes")
+        yield Line("")
+        yield from table(
+            heading,
+            [
+                (
+                    names([row.name]),
+                    row.dtype,
+                    shape(row.shape),
+                    row.kind,
+                    f"{row.changed_elements:,}",
+                    share(row.changed_elements, row.elements),
+                    row.encoding or "-",
+                    f"{row.delta_bytes:,}",
+                )
+                for row in rows
+            ],
+            frozenset({4, 5, 7}),
+        )
+
+
+def _diff_facts(result: DiffResult) -> Iterator[tuple[str, str]]:
+    changes = [("changed", result.changed_tensors), ("added", len(result.added)), ("removed", len(result.removed))]
+    changes += [
+        ("replaced", len(result.replaced)),
+        ("renamed", len(result.renamed)),
+        ("in another shard", len(result.moved)),
+    ]
+    told = "".join(f", {count:,} {what}" for what, count in changes if count or what == "changed")
+    yield "tensors", f"{result.tensors:,}{told}"
+    changed = f"{result.changed_elements:,} changed ({share(result.changed_elements, result.elements)})"
+    yield "elements", f"{result.elements:,}, {changed}"
+    if result.files_changed:
+        yield "files", f"{len(result.files_changed):,} changed: {names(result.files_changed)}"
+    takes = f"{size(result.delta_bytes)}, {share(result.delta_bytes, result.dense_bytes)} of a full copy"
+    yield "delta", f"{takes} ({size(result.dense_bytes)})"
+    if result.encodings:
+        yield "encodings", ", ".join(f"{label} {count:,}" for label, count in sorted(result.encodings.items()))
+    yield "base", state(result.base)
+    yield "target", state(result.target)
+    if result.output is not None:
+        yield "written to", names([result.output])
+
+
+def verify_lines(result: VerifyResult) -> Iterator[Line]:
+    """Yes, or what differs."""
+    if result.matches:
+        what = f"{amount(result.checked_tensors, 'tensor')} ({size(result.checked_bytes)})"
+        sidecars = amount(result.checked_sidecars, "sidecar")
+        yield Line(f"match: {what} and {sidecars} equal {names([result.reference])}", "bold green")
+        return
+    if not result.checked_tensors and not (result.differences or result.extra or result.missing or result.sidecars):
+        yield Line("no match: nothing was compared", "bold red")
+        return
+    yield Line(f"no match: {names([result.checkpoint])} differs from {names([result.reference])}", "bold red")
+    for difference in result.differences[:MOST_LISTED]:
+        yield Line(f"  {names([difference.tensor])}: {_difference(difference)}")
+    if len(result.differences) > MOST_LISTED:
+        yield Line(f"  and {amount(len(result.differences) - MOST_LISTED, 'more tensor')}; --json lists all")
+    if result.missing:
+        yield Line(f"  missing tensors: {names(result.missing)}")
+    if result.extra:
+        yield Line(f"  extra tensors: {names(result.extra)}")
+    for sidecar in result.sidecars[:MOST_LISTED]:
+        yield Line(f"  {names([sidecar.path])}: {'its bytes differ' if sidecar.kind == 'bytes' else sidecar.kind}")
+
+
+def _difference(difference: TensorDifference) -> str:
+    bits = f"{difference.expected} expected, {difference.found} found"
+    if difference.kind != "bits":
+        return f"{difference.kind} {bits}"
+    index = ", ".join(str(i) for i in difference.first_index or ())
+    where = f"first at element {difference.first_flat} [{index}]"
+    return f"{amount(difference.count or 0, 'element')} differ, {where}: {bits}"
+
+
+def show_lines(result: ShowResult, *, verbose: bool) -> Iterator[Line]:
+    """What the delta leads from and to, what it takes, and the tensors that take most."""
+    yield Line(f"delta {names([result.delta])}: valid", "bold")
+    yield from facts(_show_facts(result))
+    rows = result.rows if verbose else result.rows[:10]
+    if rows:
+        yield Line("")
+        yield from table(
+            ("tensor", "dtype", "shape", "encoding", "changed", "share", "bytes"),
+            [
+                (
+                    names([row.name]),
+                    row.dtype,
+                    shape(row.shape),
+                    row.encoding,
+                    f"{row.changed_elements:,}",
+                    share(row.changed_elements, row.elements),
+                    f"{row.bytes:,}",
+                )
+                for row in rows
+            ],
+            frozenset({4, 5, 6}),
+        )
+    if len(rows) < len(result.rows):
+        yield Line(f"  and {amount(len(result.rows) - len(rows), 'more tensor')}; -v lists all")
+
+
+def _show_facts(result: ShowResult) -> Iterator[tuple[str, str]]:
+    yield "base", state(result.base)
+    yield "target", state(result.target)
+    takes = f"{size(result.delta_bytes)}, {share(result.delta_bytes, result.dense_bytes)} of a full copy"
+    yield "delta", f"{takes} ({size(result.dense_bytes)}), {amount(result.payloads, 'payload')}"
+    yield "tensors", f"{result.tensors:,}, {result.changed_tensors:,} changed"
+    changed = f"{result.changed_elements:,} changed ({share(result.changed_elements, result.elements)})"
+    yield "elements", f"{result.elements:,}, {changed}"
+    for encoding in result.encodings:
+        each = f"{amount(encoding.pieces, 'piece')}, {size(encoding.bytes)}"
+        yield encoding.encoding, f"{each}, {8 * encoding.bytes / max(encoding.changed_elements, 1):.2f} bits a change"
+    for what, listed in (("added", result.added), ("removed", result.removed)):
+        if listed:
+            yield what, f"{len(listed):,}: {names(listed)}"
+    if result.renamed:
+        yield "renamed", f"{len(result.renamed):,}: {names([f'{old} to {new}' for old, new in result.renamed])}"
+    sent = f": {names(result.sent_files)}" if result.sent_files else ""
+    yield "files", f"{result.files:,}, {len(result.sent_files):,} sent{sent}"
+    if result.skipped:
+        yield "skipped", names(result.skipped)
+
+
+def inspect_lines(result: InspectResult) -> Iterator[Line]:
+    """Sums, then shards and sidecars, then tensors if the result has them."""
+    yield Line(f"checkpoint {names([result.checkpoint])}", "bold")
+    rows = [("tensors", f"{result.tensors:,}, {result.elements:,} elements, {size(result.dense_bytes)}")]
+    rows += [
+        (row.dtype, f"{amount(row.tensors, 'tensor')}, {row.elements:,} elements, {size(row.bytes)}")
+        for row in result.dtypes
+    ]
+    if result.state is not None:
+        rows.append(("state", state(result.state)))
+    if result.skipped:
+        rows.append(("skipped", names(result.skipped)))
+    yield from facts(rows)
+    yield Line("")
+    files = [(names([shard.path]), "shard", f"{shard.size:,}", f"{shard.tensors:,}") for shard in result.shards]
+    files += [(names([file.path]), file.kind, f"{file.size:,}", "-") for file in result.sidecars]
+    yield from table(("file", "what", "bytes", "tensors"), files, frozenset({2, 3}))
+    if result.rows:
+        yield Line("")
+        cells = [
+            (names([row.name]), row.dtype, shape(row.shape), f"{row.bytes:,}", names([row.shard]), row.digest or "-")
+            for row in result.rows
+        ]
+        yield from table(("tensor", "dtype", "shape", "bytes", "shard", "digest"), cells, frozenset({3}))

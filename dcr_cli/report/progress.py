@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Self
 from dcr_cli.report.people import share, size
 
 if TYPE_CHECKING:
-    from rich.progress import Progress as Bar
-    from rich.progress import TaskID
+    from rich.progress import Progress as Bar, TaskID
 
 SECONDS_BEFORE_BAR = 0.5
 SECONDS_BETWEEN_LINES = 5.0

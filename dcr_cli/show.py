@@ -1,0 +1,155 @@
+"""Says what a delta holds, having checked all that can be checked without its base. It writes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from dcr_cli.delta import Delta, open_delta
+from dcr_cli.digest import State
+from dcr_cli.encoding import Encoding
+from dcr_cli.header import DTYPES, stored_elements
+from dcr_cli.manifest import Run, TensorRow
+from dcr_cli.payload import PayloadReader
+from dcr_cli.work import default_jobs
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class EncodingFacts:
+    """The pieces of one encoding, and the bytes of their runs."""
+
+    encoding: str
+    pieces: int
+    changed_elements: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedTensor:
+    """A tensor that does not equal its source; `source` is its own name unless it was renamed, None if it is new."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    source: str | None
+    encoding: str
+    elements: int
+    changed_elements: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShowResult:
+    """What a delta holds. Of a tensor that is sent whole all elements count as changed.
+
+    `rows` are the tensors with changes, those that take the most bytes first; `added` have no tensor of their name in
+    the base or do not continue it; `sent_files` are files whose bytes are in the delta.
+    """
+
+    delta: str
+    base: State
+    target: State
+    delta_bytes: int
+    document_bytes: int
+    payloads: int
+    payload_bytes: int
+    tensors: int
+    elements: int
+    dense_bytes: int
+    changed_tensors: int
+    changed_elements: int
+    encodings: tuple[EncodingFacts, ...]
+    added: tuple[str, ...]
+    removed: tuple[str, ...]
+    renamed: tuple[tuple[str, str], ...]
+    files: int
+    sent_files: tuple[str, ...]
+    skipped: tuple[str, ...]
+    rows: tuple[ChangedTensor, ...]
+
+
+def show(delta: str | Path, *, jobs: int | None = None, progress: Progress | None = None) -> ShowResult:
+    """Check the delta's documents and the digest of every payload, and say what is in it.
+
+    Raises NotFoundError, DamagedError, UnsupportedError.
+    """
+    opened = open_delta(delta)
+    total = opened.commit.payload_bytes
+    done = 0
+
+    def tell(size: int) -> None:
+        nonlocal done
+        done += size
+        if progress is not None:
+            progress("show", done, total)
+
+    with PayloadReader(opened.folder, opened.manifest.payloads) as payloads:
+        payloads.verify_all(jobs or default_jobs(), tell)
+    return _result(opened)
+
+
+def _result(delta: Delta) -> ShowResult:
+    rows: list[ChangedTensor] = []
+    tensors = elements = dense_bytes = 0
+    added, renamed = [], []
+    sums: dict[str, list[int]] = {}
+    removed = set(delta.manifest.removed)
+    for row in delta.manifest.tensors:
+        count = stored_elements(DTYPES[row.dtype], row.shape)
+        tensors += 1
+        elements += count
+        dense_bytes += count * DTYPES[row.dtype].width
+        if row.source is None:
+            added.append(row.name)
+        elif row.source != row.name:
+            renamed.append((row.source, row.name)) if row.source in removed else added.append(row.name)
+        if row.pieces:
+            rows.append(_changed(row, count))
+        for piece in row.pieces:
+            facts = sums.setdefault(Encoding(piece.encoding).label, [0, 0, 0])
+            facts[0] += 1
+            facts[1] += piece.changed
+            facts[2] += _bytes_of(piece.runs)
+    return ShowResult(
+        delta=str(delta.folder),
+        base=delta.commit.base,
+        target=delta.commit.target,
+        delta_bytes=delta.document_bytes + delta.commit.payload_bytes,
+        document_bytes=delta.document_bytes,
+        payloads=delta.commit.payload_count,
+        payload_bytes=delta.commit.payload_bytes,
+        tensors=tensors,
+        elements=elements,
+        dense_bytes=dense_bytes,
+        changed_tensors=len(rows),
+        changed_elements=sum(row.changed_elements for row in rows),
+        encodings=tuple(EncodingFacts(name, *facts) for name, facts in sorted(sums.items(), key=lambda s: -s[1][2])),
+        added=tuple(added),
+        removed=tuple(delta.manifest.removed),
+        renamed=tuple(renamed),
+        files=len(delta.manifest.files),
+        sent_files=tuple(file.path for file in delta.manifest.files if file.runs),
+        skipped=tuple(delta.manifest.skipped),
+        rows=tuple(sorted(rows, key=lambda row: (-row.bytes, row.name))),
+    )
+
+
+def _changed(row: TensorRow, elements: int) -> ChangedTensor:
+    labels = dict.fromkeys(Encoding(piece.encoding).label for piece in row.pieces)
+    return ChangedTensor(
+        name=row.name,
+        dtype=row.dtype,
+        shape=row.shape,
+        source=row.source,
+        encoding="+".join(labels),
+        elements=elements,
+        changed_elements=sum(piece.changed for piece in row.pieces),
+        bytes=sum(_bytes_of(piece.runs) for piece in row.pieces),
+    )
+
+
+def _bytes_of(runs: tuple[Run, ...]) -> int:
+    return sum(run.bytes for run in runs)
