@@ -1,4 +1,8 @@
-from typing_extensions import Buffer
+from typing import Any, TypeAlias
+
+from numpy.typing import NDArray
+
+Buffer: TypeAlias = bytes | bytearray | memoryview | NDArray[Any]
 
 def digest(data: Buffer, offset: int, sums: Buffer, /) -> None: ...
 def digest_changes(width: int, offset: int, positions: Buffer, old: Buffer, new: Buffer, sums: Buffer, /) -> None: ...

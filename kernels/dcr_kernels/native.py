@@ -1,7 +1,7 @@
 """The compiled kernels behind the signatures of reference.py: the same functions, the same results, bit for bit.
 
-Each thread keeps the scratch memory of its last block, so that a call allocates no more than its results. Importing this module
-fails where `_native` was not built. What the functions do is documented in reference.py and FORMAT.md.
+Each thread keeps the scratch memory of its last block, so that a call allocates no more than its results. Importing
+this module fails where `_native` was not built. What the functions do is documented in reference.py and FORMAT.md.
 """
 
 from __future__ import annotations
