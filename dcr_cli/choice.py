@@ -132,4 +132,5 @@ def _log2_times(counts: NDArray[np.int64]) -> NDArray[np.int64]:
         step = (x >> bits >> shift > 0) * shift
         bits += step
     mantissa = np.where(bits > 8, x >> np.maximum(bits - 8, 0), x << np.maximum(8 - bits, 0)) - 256
-    return (256 * bits + _LOG2_FRACTION[mantissa]) * counts
+    times: NDArray[np.int64] = (256 * bits + _LOG2_FRACTION[mantissa]) * counts
+    return times

@@ -25,6 +25,8 @@ WHOLE_FORM = b"\x01"
 FRAME_WINDOW_LIMIT = 8 << 20
 # A coded block of at most this share of the block's bytes is kept without trying its whole form.
 WHOLE_TRIAL_SHARE = 8
+# Where at most this share of a block changed, its changes are kept until they are coded.
+KEPT_SHARE = 8
 
 Elements = NDArray[Any]
 States = dict[int, NDArray[np.uint16]]
@@ -58,6 +60,15 @@ class Changed:
 
 
 @dataclass(frozen=True, slots=True)
+class Changes:
+    """What a scan found: ascending positions, and the old and new bits there."""
+
+    positions: NDArray[np.uint32]
+    old: Elements
+    new: Elements
+
+
+@dataclass(frozen=True, slots=True)
 class ContextDraft:
     """A block coded `context` but for its magnitudes, whose starting states are not known yet."""
 
@@ -71,14 +82,14 @@ class ContextDraft:
 class Draft:
     """What is kept of a scanned block until its piece has an encoding.
 
-    `changes` are positions, old and new bits; None where they would take much memory, then the block is read again.
+    `changes` are None where they would take much memory; then the block is read again.
     """
 
     changed: int
     elements: int
     context: ContextDraft | None
     gap_position_bits: int
-    changes: tuple[NDArray[np.uint32], Elements, Elements] | None
+    changes: Changes | None
 
 
 LoadBlock = Callable[[], tuple[Elements, Elements]]
@@ -94,25 +105,27 @@ def block_elements(width: int) -> int:
     return BLOCK_BYTES // width
 
 
-def draft_block(
-    base: Elements, target: Elements, positions: NDArray[np.uint32], dtype: Dtype, *, context: bool, gap: bool
-) -> Draft:
+def find_changes(base: Elements, target: Elements) -> Changes:
+    """Compare two blocks bit for bit."""
+    positions = kernels.scan(base, target)
+    return Changes(positions, base.take(positions), target.take(positions))
+
+
+def draft_block(base: Elements, target: Elements, changes: Changes, dtype: Dtype, *, context: bool, gap: bool) -> Draft:
     """Do all of a changed block's work that does not depend on its piece's encoding."""
+    changed = len(changes.positions)
     drafted = None
     if context:
         stream, counts, magnitudes = kernels.context_draft(
-            base, target, positions, dtype.exponent_bits, dtype.exponent_shift
+            base, target, changes.positions, dtype.exponent_bits, dtype.exponent_shift
         )
         drafted = ContextDraft(stream, counts, magnitudes, kernels.magnitude_bins(counts, magnitudes))
-    changes = None
-    if gap and len(positions) * 8 <= len(base):
-        changes = (positions, base[positions], target[positions])
     return Draft(
-        changed=len(positions),
+        changed=changed,
         elements=len(base),
         context=drafted,
-        gap_position_bits=kernels.position_bits(len(base), positions) if gap else 0,
-        changes=changes,
+        gap_position_bits=kernels.position_bits(len(base), changes.positions) if gap else 0,
+        changes=changes if gap and changed * KEPT_SHARE <= len(base) else None,
     )
 
 
@@ -142,13 +155,8 @@ def encode_block(
 
 def changes_of(draft: Draft, encoding: Encoding, load: LoadBlock) -> tuple[NDArray[np.uint32], Elements]:
     """Positions and gap symbols of a block."""
-    if draft.changes is not None:
-        positions, old, new = draft.changes
-    else:
-        base, target = load()
-        positions = kernels.scan(base, target)
-        old, new = base[positions], target[positions]
-    return positions, (old ^ new if encoding is Encoding.GAP_XOR else new)
+    changes = draft.changes if draft.changes is not None else find_changes(*load())
+    return changes.positions, (changes.old ^ changes.new if encoding is Encoding.GAP_XOR else changes.new)
 
 
 def decode_block(

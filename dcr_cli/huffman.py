@@ -64,7 +64,7 @@ def table_bits(table: HuffmanTable, counts: Mapping[int, int], width: int) -> in
     """Bits that coding `counts` with `table` takes, the table itself included."""
     lengths = dict(zip(table.symbols.tolist(), table.lengths.tolist(), strict=True))
     escaped_bits = table.escape_length + 8 * width
-    coded = sum(count * lengths.get(symbol, escaped_bits) for symbol, count in counts.items())
+    coded: int = sum(count * lengths.get(symbol, escaped_bits) for symbol, count in counts.items())
     return coded + 8 * len(write_table(table))
 
 

@@ -47,8 +47,8 @@ def match(base: Checkpoint, target: Checkpoint, sample: Sampler, digest: Digeste
         sources.update(_adopt(base, target, orphans, sample))
     twins: dict[str, str] = {}
     for tensor, twin in _equal_pairs(target, sample, digest):
-        own, other = sources[tensor.name], sources[twin.name]
-        if own != other and (own is None or other is None or not _is_equal(base, own, other, digest)):
+        source, other = sources[tensor.name], sources[twin.name]
+        if source != other and (source is None or other is None or not _is_equal(base, source, other, digest)):
             sources[tensor.name] = other
         twins[tensor.name] = twin.name
     return Matching(sources, twins)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from dcr_cli.checkpoint import Reader, Tensor
 from dcr_cli.choice import Allowed
 from dcr_cli.digest import add, no_digest
-from dcr_cli.encoding import BLOCK_BYTES, Draft, Elements, block_elements, draft_block, uint_dtype
+from dcr_cli.encoding import BLOCK_BYTES, Draft, Elements, block_elements, draft_block, find_changes, uint_dtype
 
 # A task holds at least this many bytes of the target where it can, and at most this many parts.
 TASK_BYTES = 4 * BLOCK_BYTES
@@ -93,15 +93,15 @@ class Scanner:
             return Scanned(part, base_digest, no_digest(), None)
         if old is None:
             return Scanned(part, base_digest, kernels.digest(new, offset), whole_draft(part.count))
-        positions = kernels.scan(old, new)
-        if not len(positions):
+        changes = find_changes(old, new)
+        if not len(changes.positions):
             return Scanned(part, base_digest, base_digest, None)
-        growth = kernels.digest_changes(positions, old[positions], new[positions], offset)
+        growth = kernels.digest_changes(changes.positions, changes.old, changes.new, offset)
         if self.is_sent_whole(part.tensor):
-            draft = whole_draft(part.count, changed=len(positions))
+            draft = whole_draft(part.count, changed=len(changes.positions))
         else:
             allowed = self._allowed
-            draft = draft_block(old, new, positions, part.tensor.dtype, context=allowed.context, gap=allowed.gap)
+            draft = draft_block(old, new, changes, part.tensor.dtype, context=allowed.context, gap=allowed.gap)
         return Scanned(part, base_digest, add(base_digest, growth), draft)
 
     def load(self, part: Part) -> tuple[Elements, Elements]:

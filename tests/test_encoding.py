@@ -20,6 +20,7 @@ from dcr_cli.encoding import (
     draft_block,
     encode_block,
     encode_whole,
+    find_changes,
 )
 from dcr_cli.header import DTYPES, Dtype
 from dcr_cli.huffman import HuffmanTable, build_table
@@ -40,15 +41,15 @@ def pair(seed: int, elements: int, width: int, rate: float, spread: int) -> tupl
 
 def round_trip(base: Elements, target: Elements, dtype: Dtype, allowed: Allowed, encoding: Encoding | None) -> bytes:
     """Encode one block as the encoder does, decode it, compare; gives the block."""
-    positions = kernels.scan(base, target)
-    draft = draft_block(base, target, positions, dtype, context=allowed.context, gap=allowed.gap)
+    changes = find_changes(base, target)
+    draft = draft_block(base, target, changes, dtype, context=allowed.context, gap=allowed.gap)
 
     def load() -> tuple[Elements, Elements]:
         return base, target
 
     if encoding in (Encoding.GAP_XOR, Encoding.GAP_OVERWRITE):
         symbols = base ^ target if encoding is Encoding.GAP_XOR else target
-        values, counts = np.unique(symbols[positions], return_counts=True)
+        values, counts = np.unique(symbols[changes.positions], return_counts=True)
         table: HuffmanTable | None = build_table(
             dict(zip(values.tolist(), counts.tolist(), strict=True)), dtype.width, complete=True
         )
@@ -145,5 +146,5 @@ def test_the_choice_is_the_smallest() -> None:
     flipped = base.copy()
     flipped[rng.choice(20000, 400, replace=False)] ^= np.uint64(1 << 20)
     load = lambda: (base, flipped)  # noqa: E731
-    draft = draft_block(base, flipped, kernels.scan(base, flipped), DTYPES["I64"], context=True, gap=True)
+    draft = draft_block(base, flipped, find_changes(base, flipped), DTYPES["I64"], context=True, gap=True)
     assert choose([(draft, load)], DTYPES["I64"], ALLOWED["auto"], complete=True).encoding is Encoding.GAP_XOR
