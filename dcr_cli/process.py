@@ -113,7 +113,7 @@ def complain(text: str) -> None:
 
 def abandon(stream: IO[str] | None) -> None:
     """Point a stream that failed at nothing, so that the flush at exit does not fail again."""
-    if stream is not None and stream in (sys.__stdout__, sys.__stderr__):
+    if stream is not None and (stream is sys.__stdout__ or stream is sys.__stderr__):
         nothing = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nothing, stream.fileno())
         os.close(nothing)

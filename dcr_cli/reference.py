@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from dcr_cli.checkpoint import SIDECAR
+from dcr_cli.checkpoint import SIDECAR, STATE_FOLDER
 from dcr_cli.delta import open_delta
+from dcr_cli.durable import open_folder
 from dcr_cli.errors import NotFoundError
+from dcr_cli.record import read_record
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,17 @@ def reference_of_delta(folder: str | Path) -> Reference:
 
 
 def reference_of_record(checkpoint: str | Path) -> Reference:
-    """The state that the last apply to `checkpoint` left in it. NotFoundError if there is no record."""
-    raise NotFoundError(
-        str(checkpoint), "has no record of a state to compare with", hint="dcr verify CHECKPOINT --against CHECKPOINT"
+    """The state that the last apply to `checkpoint` left in it. NotFoundError if there is no record that can be read."""
+    record = None
+    if (Path(checkpoint) / STATE_FOLDER).is_dir():
+        with open_folder(Path(checkpoint) / STATE_FOLDER) as home:
+            record = read_record(home)
+    if record is None:
+        facts = "has no record of the state it should be in; only an apply leaves one"
+        raise NotFoundError(str(checkpoint), facts, hint=f"dcr verify {checkpoint} --against CHECKPOINT")
+    return Reference(
+        name=f"the state that {checkpoint} records",
+        tensors={row.name: ReferenceTensor(row.dtype, row.shape, row.digest) for row in record.tensors},
+        sidecars={file.path: file.blake3 for file in record.files if file.kind == SIDECAR},
+        skipped=record.skipped,
     )

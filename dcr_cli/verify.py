@@ -20,7 +20,7 @@ from dcr_cli.checkpoint import SIDECAR, Checkpoint, Reader, Tensor, open_checkpo
 from dcr_cli.content import Blocks, Side, Workers, in_file_order, read_spans, tensor_digests, tensor_of_part
 from dcr_cli.digest import digest_bytes, digest_text
 from dcr_cli.encoding import uint_dtype
-from dcr_cli.errors import UsageError
+from dcr_cli.errors import NotFoundError, UsageError
 from dcr_cli.reference import Reference, reference_of_delta, reference_of_record
 from dcr_cli.scan import Part, parts_of
 
@@ -96,9 +96,18 @@ def verify(
             )
             readers = stack.enter_context(found.reader()), stack.enter_context(expected.reader())
             return _against_checkpoint(workers, (found, readers[0]), (expected, readers[1]))
-        reference = reference_of_delta(delta) if delta is not None else reference_of_record(checkpoint)
+        reference = reference_of_delta(delta) if delta is not None else _record_of(checkpoint, skip)
         found = open_checkpoint(checkpoint, skip=tuple(dict.fromkeys((*skip, *reference.skipped))))
         return _against_digests(workers, (found, stack.enter_context(found.reader())), reference)
+
+
+def _record_of(checkpoint: str | Path, skip: Sequence[str]) -> Reference:
+    try:
+        return reference_of_record(checkpoint)
+    except NotFoundError:
+        # There may be no checkpoint at all, or an apply that was stopped: these are the better answers.
+        open_checkpoint(checkpoint, skip=skip)
+        raise
 
 
 def _against_checkpoint(workers: Workers, found: Opened, expected: Opened) -> VerifyResult:
