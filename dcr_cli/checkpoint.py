@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from dcr_cli.digest import ObjectHasher, object_digest
 from dcr_cli.errors import DamagedError, IncompleteError, LocalError, NotFoundError, UsageError
-from dcr_cli.folder import Files, Identity, check_same, is_skipped, scan, skip_hint
+from dcr_cli.folder import Files, Identity, check_same, is_skipped, pattern_of, scan, skip_hint
 from dcr_cli.header import DTYPES, MAX_HEADER_BYTES, Dtype, Header, bytes_view, file_kind, read_header, stored_elements
 from dcr_cli.names import path_fault, shown
 from dcr_cli.weight_map import (
@@ -87,7 +87,7 @@ class FileDigest:
 class Checkpoint:
     """An opened checkpoint: all headers read and checked, no file held open.
 
-    Shards, sidecars (the weight map is one) and tensors are in canonical order. `identities` are those of all its files.
+    Shards, sidecars (the weight map is one) and tensors are in canonical order. `identities` are those of all files.
     """
 
     root: Path
@@ -155,8 +155,9 @@ def open_checkpoint(
 ) -> Checkpoint:
     """Open the checkpoint at `root`, leaving out the files that a pattern of `skip` matches.
 
-    `what` is the part it plays ("base", "target"), for messages. Raises NotFoundError when there is none, DamagedError when
-    it is malformed, holds a second copy of its weights or is over the limits, IncompleteError when an apply was stopped.
+    `what` is the part it plays ("base", "target"), for messages. Raises NotFoundError when there is none, DamagedError
+    when it is malformed, holds a second copy of its weights or is over the limits, IncompleteError when an apply to it
+    was stopped.
     """
     folder = Path(root)
     if "" in skip:
@@ -213,7 +214,7 @@ def _find_weight_map(folder: Path, identities: dict[str, Identity]) -> str | Non
     maps = [path for path in identities if "/" not in path and path.endswith(SUFFIX)]
     if len(maps) > 1:
         others = sorted(maps, key=lambda path: (path != USUAL_NAME, fnmatchcase(path, "consolidated*"), path))
-        patterns = ["consolidated*" if fnmatchcase(path, "consolidated*") else path for path in others[1:]]
+        patterns = ["consolidated*" if fnmatchcase(path, "consolidated*") else pattern_of(path) for path in others[1:]]
         facts = f"has {len(maps)} weight maps, {shown(others[0])} and {shown(others[1])}"
         raise DamagedError(str(folder), facts, hint=skip_hint(*patterns))
     return maps[0] if maps else None
@@ -244,21 +245,23 @@ def _find_shards(identities: dict[str, Identity], weight_map: dict[str, str] | N
 def _find_sidecars(
     folder: Path, identities: dict[str, Identity], shards: list[str], map_path: str | None
 ) -> tuple[Sidecar, ...]:
+    part_of_weights = set(shards)
     sidecars = [
         Sidecar(path, identity.size, WEIGHT_MAP if path == map_path else SIDECAR)
         for path, identity in identities.items()
-        if path not in set(shards)
+        if path not in part_of_weights
     ]
     refused = [(sidecar.path, *refusal) for sidecar in sidecars if (refusal := _refusal(sidecar))]
     if refused:
         path, facts, _ = refused[0]
         more = f" (and {len(refused) - 1} more files are refused)" if len(refused) > 1 else ""
         raise DamagedError(str(folder / path), facts + more, hint=skip_hint(*(pattern for _, _, pattern in refused)))
-    together = sum(sidecar.size for sidecar in sidecars if sidecar.kind == SIDECAR)
+    limited = [sidecar for sidecar in sidecars if sidecar.kind == SIDECAR]
+    together = sum(sidecar.size for sidecar in limited)
     if together > MAX_SIDECARS_BYTES:
-        largest = max(sidecars, key=lambda sidecar: sidecar.size)
+        largest = max(limited, key=lambda sidecar: sidecar.size)
         facts = f"its files beside the shards have {together} bytes, more than the {MAX_SIDECARS_BYTES} allowed"
-        raise DamagedError(str(folder), facts, hint=skip_hint(largest.path))
+        raise DamagedError(str(folder), facts, hint=skip_hint(pattern_of(largest.path)))
     return tuple(sidecars)
 
 
@@ -266,7 +269,7 @@ def _refusal(sidecar: Sidecar) -> tuple[str, str] | None:
     """Say why a file cannot be part of a checkpoint, and which pattern would leave it out."""
     path, name = sidecar.path, sidecar.path.rpartition("/")[2]
     if (fault := path_fault(path)) is not None:
-        return f"unsafe name: {fault}", path
+        return f"unsafe name: {fault}", pattern_of(path)
     if sidecar.kind == WEIGHT_MAP:
         return None
     for pattern in _SECOND_COPIES:
@@ -274,7 +277,7 @@ def _refusal(sidecar: Sidecar) -> tuple[str, str] | None:
         if in_folder or fnmatchcase(name if pattern.startswith("*") else path, pattern):
             return "would be a second copy of the weights", pattern
     if _is_top_shard(path):
-        return "is a shard that the weight map does not name, perhaps a second copy of the weights", path
+        return "is a shard that the weight map does not name, perhaps a second copy of the weights", pattern_of(path)
     if sidecar.size > MAX_SIDECAR_BYTES:
         return (
             f"has {sidecar.size} bytes, more than the {MAX_SIDECAR_BYTES} that a file beside the shards may have",
@@ -306,6 +309,6 @@ def _find_tensors(folder: Path, shards: tuple[Shard, ...]) -> dict[str, Tensor]:
             other = by_name.setdefault(entry.name, tensor)
             if other is not tensor:
                 facts = f"tensor {shown(entry.name)} is in it and in {shown(shards[other.shard].path)}"
-                hint = "if one is a second copy of the weights, " + skip_hint(shard.path)
+                hint = "if one is a second copy of the weights, " + skip_hint(pattern_of(shard.path))
                 raise DamagedError(str(folder / shard.path), facts, hint=hint)
     return by_name

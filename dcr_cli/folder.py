@@ -45,9 +45,9 @@ def identity_of(status: os.stat_result) -> Identity:
 def scan(root: Path, *, skip: Sequence[str] = (), must_be_files: tuple[str, ...] = ()) -> dict[str, Identity]:
     """Find every regular file below `root`: relative path -> identity, in canonical order.
 
-    Left out are paths with a component that starts with a dot, what `skip` matches, and what is neither file, folder nor
-    link. Links to files count as files. Refused (DamagedError) are links to folders, links to nothing, and anything but a
-    file whose name ends in one of `must_be_files`.
+    Left out are paths with a component that starts with a dot, what `skip` matches, and what is neither file, folder
+    nor link. Links to files count as files. Refused (DamagedError) are links to folders, links to nothing, and anything
+    but a file whose name ends in one of `must_be_files`.
     """
     found: dict[str, Identity] = {}
     folders = [""]
@@ -62,10 +62,12 @@ def scan(root: Path, *, skip: Sequence[str] = (), must_be_files: tuple[str, ...]
             if stat.S_ISREG(status.st_mode):
                 found[path] = identity_of(status)
             elif path.endswith(must_be_files):
-                raise DamagedError(entry.path, f"is {file_kind(status.st_mode)}, not a file", hint=skip_hint(path))
+                raise DamagedError(
+                    entry.path, f"is {file_kind(status.st_mode)}, not a file", hint=skip_hint(pattern_of(path))
+                )
             elif is_folder and entry.is_symlink():
                 raise DamagedError(
-                    entry.path, "is a link to a folder; links to files alone are read", hint=skip_hint(path)
+                    entry.path, "is a link to a folder; links to files alone are read", hint=skip_hint(pattern_of(path))
                 )
             elif is_folder and not is_skipped(path + "/", skip):
                 folders.append(path + "/")
@@ -94,7 +96,7 @@ def _status_of(entry: os.DirEntry[str]) -> os.stat_result:
 
 
 def is_skipped(path: str, skip: Sequence[str]) -> bool:
-    """Whether a pattern of `skip` matches the relative path or, with or without a slash at its end, a folder above it."""
+    """Whether a pattern of `skip` matches the relative path or a folder above it, with or without its last slash."""
     if not skip:
         return False
     parts = path.split("/")
@@ -110,6 +112,11 @@ def skip_hint(*patterns: str) -> str:
     return f"leave it out with {quoted}"
 
 
+def pattern_of(path: str) -> str:
+    """Return a pattern that matches `path` and can be typed."""
+    return "".join(c if c.isprintable() and c not in "*?[" else "?" for c in path)
+
+
 def _quoted(text: str) -> str:
     return "'" + text.replace("'", "'\"'\"'") + "'"
 
@@ -123,7 +130,8 @@ class _Handle:
 class Files:
     """Reads the files of `identities` below `root`; a context manager, for any number of threads.
 
-    It holds at most MAX_OPEN_FILES descriptors. A file that is not the one of its identity, or ends early, is ConflictError.
+    It holds at most MAX_OPEN_FILES descriptors. A file that is not the one of its identity, or ends early, is
+    ConflictError.
     """
 
     def __init__(self, root: Path, identities: Mapping[str, Identity]) -> None:
@@ -142,7 +150,7 @@ class Files:
         self.close()
 
     def close(self) -> None:
-        """Close what is not lent; what is lent closes when it comes back, so that no thread reads from a reused number."""
+        """Close what is not lent. What is lent is closed when it comes back: until then its number stays taken."""
         with self._condition:
             self._is_closed = True
             for path in [path for path, handle in self._handles.items() if not handle.users]:

@@ -1,8 +1,9 @@
 """The safetensors container: a strict reader of headers, a writer, and the dtypes.
 
-It is at least as strict as the reference implementation: whatever is accepted here, that one accepts too. It refuses more in
-these points only: a key that stands twice, an integer that does not fit 64 bits, more than 16 levels of JSON, and tensors or
-dtypes that are not written in their plain form (an object; a string). Whose files these are is not this module's business.
+It is at least as strict as the reference implementation: whatever is accepted here, that one accepts too. It refuses
+more in these points only: a key that stands twice, an integer that does not fit 64 bits, more than 16 levels of JSON,
+and tensors or dtypes that are not written in their plain form (an object; a string). Whose files these are is not this
+module's business.
 """
 
 from __future__ import annotations
@@ -17,8 +18,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from dcr_cli.errors import ConflictError, DamagedError, LocalError
-from dcr_cli.json_text import check_levels, load_json, plain_object
-from dcr_cli.json_text import strict_json as strict_json  # noqa: PLC0414
+from dcr_cli.json_text import (
+    check_levels,
+    load_json,
+    plain_object,
+    strict_json as strict_json,
+)
 from dcr_cli.names import shown
 
 LENGTH_BYTES = 8
@@ -28,7 +33,7 @@ MAX_U64 = 2**64 - 1
 
 @dataclass(frozen=True, slots=True)
 class Dtype:
-    """A dtype of FORMAT.md section 2. `bits` is the size of an element as shapes count it: 4 or 6 where it is packed."""
+    """A dtype of FORMAT.md section 2. `bits` is the size of an element as shapes count it: 4 or 6 when packed."""
 
     name: str
     code: int
@@ -55,7 +60,7 @@ class TensorEntry:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """A validated header. `raw` is the 8 length bytes and the header as they are in the file; tensors are in data order."""
+    """A validated header. `raw` is the 8 length bytes and the header, as in the file; tensors are in data order."""
 
     raw: bytes
     metadata: dict[str, str]
@@ -98,7 +103,7 @@ DTYPES_BY_CODE: dict[int, Dtype] = {dtype.code: dtype for dtype in DTYPES.values
 
 
 def stored_elements(dtype: Dtype, shape: Sequence[int]) -> int:
-    """Count the elements of a tensor as dcr codes them: bytes where the dtype is packed, else the product of the shape."""
+    """Count the elements of a tensor as dcr codes them: bytes when the dtype is packed, else the shape's product."""
     elements = math.prod(shape)
     return elements * dtype.bits // 8 if dtype.is_packed else elements
 
@@ -107,7 +112,7 @@ def stored_elements(dtype: Dtype, shape: Sequence[int]) -> int:
 
 
 def read_header(fd: int, what: str) -> Header:
-    """Read and check the header of the file behind `fd`. Raises DamagedError, which says so when it is another kind of file.
+    """Read and check the header of the file behind `fd`; DamagedError names the kind of a file that is another one.
 
     Memory goes with the header, never with a length that the file merely claims.
     """
@@ -122,7 +127,7 @@ def read_header(fd: int, what: str) -> Header:
 def read_safetensors(
     data: bytes | memoryview, what: str, *, max_header_bytes: int = MAX_HEADER_BYTES
 ) -> tuple[Header, memoryview]:
-    """Split a whole safetensors file in memory into its header and a view of its data; the inverse of write_safetensors."""
+    """Split a safetensors file in memory into its header and a view of its data; the inverse of write_safetensors."""
     view = memoryview(data).cast("B")
     end = LENGTH_BYTES + header_bytes(bytes(view[:64]), len(view), what, max_header_bytes=max_header_bytes)
     return parse_header(bytes(view[:end]), len(view), what), view[end:]
@@ -161,8 +166,8 @@ def parse_header(raw: bytes, total_bytes: int, what: str) -> Header:
     return Header(raw, metadata, tuple(tensors), data_bytes)
 
 
-# A header of half a million tensors should not also be half a million dicts, so an object that looks like a tensor becomes
-# this tuple as soon as it is parsed. Anything else stays a dict and gets its error, or its extra members, in _entry.
+# A header of half a million tensors should not also be half a million dicts, so an object that looks like a tensor
+# becomes this tuple as soon as it is parsed. Anything else stays a dict, for _entry to judge.
 _Plain = tuple[str, tuple[int, ...], int, int]
 
 

@@ -1,7 +1,7 @@
 """JSON in the form of FORMAT.md section 1, in which every text means one thing.
 
-Refused beyond what the grammar refuses: a byte-order mark, duplicate keys, NaN and infinities, lone surrogates, numbers that
-do not fit, and more than 16 levels. What the members mean is the caller's business.
+Refused beyond what the grammar refuses: a byte-order mark, duplicate keys, NaN and infinities, lone surrogates, numbers
+that do not fit, and more than 16 levels. What the members mean is the caller's business.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ MIN_I64 = -(2**63)
 
 
 def strict_json(data: bytes, what: str) -> Any:
-    """Parse `data`; raise DamagedError about `what` if it is not strict JSON. "-0" becomes a float: it is no integer."""
+    """Parse `data`; raise DamagedError about `what` if it is not strict JSON. "-0" is read as a float, no integer."""
     value = load_json(data, what, plain_object)
     check_levels(value, what)
     return value
 
 
 def load_json(data: bytes, what: str, make_object: Callable[[list[tuple[str, Any]]], Any]) -> Any:
-    """Parse as strict_json does, but for the levels, which check_levels checks, and with `make_object` for every object.
+    """Parse as strict_json does, but leave the levels to check_levels, and call `make_object` for every object.
 
     `make_object` gets the members in order, duplicates included, and raises ValueError with what is wrong.
     """

@@ -9,7 +9,8 @@ import re
 from collections.abc import Collection, Mapping
 
 from dcr_cli.errors import DamagedError
-from dcr_cli.header import check_no_other_file, strict_json
+from dcr_cli.header import check_no_other_file
+from dcr_cli.json_text import strict_json
 from dcr_cli.names import safe_path, shown
 
 USUAL_NAME = "model.safetensors.index.json"

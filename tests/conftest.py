@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
 from strategies import write_tiny_pair
 
 # Machines are slow at times, and a temporary folder is meant to be shared by the examples of one test.

@@ -48,7 +48,7 @@ def write_checkpoint(
     sidecars: Mapping[str, bytes] | None = None,
     metadata: Mapping[str, str] | None = None,
 ) -> Path:
-    """Write a new checkpoint and return `root`. The tensors are dealt to the shards in turn; the weight map has them all."""
+    """Write a new checkpoint and return `root`. Tensors are dealt to the shards in turn; a weight map has them all."""
     root.mkdir(parents=True, exist_ok=True)
     weight_map: dict[str, str] = {}
     for number in range(shards):

@@ -7,8 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from blake3 import blake3
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from dcr_cli.digest import (
     ObjectHasher,
@@ -126,10 +125,11 @@ def test_digest_text_and_bytes() -> None:
 # Checkpoints
 
 SUM = bytes(range(16))
+Record = tuple[str, str, tuple[int, ...], bytes]
 
 
 def test_content_digest_is_blake3_over_the_records() -> None:
-    records = [("", "BOOL", (), SUM), ("a", "BF16", (2, 3), bytes(16)), ("é", "U64", (2**63, 0), SUM)]
+    records: list[Record] = [("", "BOOL", (), SUM), ("a", "BF16", (2, 3), bytes(16)), ("é", "U64", (2**63, 0), SUM)]
     expected = (
         b"\0\0\0\0" + b"\x01" + b"\0\0\0\0" + SUM
         + b"\x01\0\0\0a" + b"\x0f" + b"\x02\0\0\0" + struct.pack("<QQ", 2, 3) + bytes(16)
@@ -141,7 +141,7 @@ def test_content_digest_is_blake3_over_the_records() -> None:
 
 
 def test_content_digest_depends_on_every_part() -> None:
-    records = [
+    records: list[list[Record]] = [
         [("a", "U8", (4,), SUM)],
         [("b", "U8", (4,), SUM)],
         [("a", "I8", (4,), SUM)],

@@ -13,10 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 import safetensors
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 from safetensors.numpy import load as load_by_reference
-from strategies import TensorData, byte_count, every_dtype, raw_file, shard_bytes, tensor_sets
 
 from dcr_cli.errors import ConflictError, DamagedError
 from dcr_cli.header import (
@@ -31,6 +29,7 @@ from dcr_cli.header import (
     stored_elements,
     write_safetensors,
 )
+from strategies import TensorData, byte_count, every_dtype, raw_file, shard_bytes, tensor_sets
 
 # What we refuse and the reference reads, and nothing else.
 STRICTER = ("duplicate key", "does not fit 64 bits", "levels", "not described by an object", "dtype is not a string")
@@ -42,12 +41,11 @@ def header_of(member: str = "", *, dtype: str = '"U8"', shape: str = "[2]", offs
 
 def refusal_of(content: bytes) -> str | None:
     """Our verdict, after comparing it with that of the reference."""
+    reference: str | None = None
     try:
-        safetensors.deserialize(content)
+        safetensors.deserialize(content)  # type: ignore[no-untyped-call]
     except safetensors.SafetensorError as error:
         reference = str(error)
-    else:
-        reference = None
     try:
         header, data = read_safetensors(content, "x.safetensors")
     except DamagedError as error:
@@ -163,7 +161,7 @@ def test_any_name_is_read_exactly(name: str) -> None:
 
 
 def test_names_that_only_look_alike_are_kept_apart() -> None:
-    tensors = {name: ("U8", (1,), b"x") for name in ("é", "e\u0301", "A", "a", "\ufb01", "fi")}
+    tensors = dict.fromkeys(("é", "é", "A", "a", "ﬁ", "fi"), ("U8", (1,), b"x"))
     assert refusal_of(shard_bytes(tensors)) is None
 
 

@@ -3,8 +3,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from dcr_cli.errors import DamagedError
 from dcr_cli.json_text import strict_json
