@@ -80,7 +80,7 @@ def pair(spec: Spec, n: int, rate: float, seed: int = 0) -> tuple[Elements, Elem
     rng = np.random.default_rng([seed, n, spec.width, spec.exponent_bits, int(rate * 10000)])
     base = weights(spec, n, rng)
     chance = np.full(n, rate)
-    if spec.exponent_bits and 0 < rate < 1:
+    if spec.exponent_bits and n and 0 < rate < 1:
         exponents = (base >> spec.exponent_shift) & ((1 << spec.exponent_bits) - 1)
         chance = np.where(exponents < np.median(exponents), min(1, 1.6 * rate), 0.4 * rate)
     changed = rng.random(n) < chance

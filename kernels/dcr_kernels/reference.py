@@ -1,10 +1,10 @@
 """The kernels in NumPy: the definition of what is right, and the fall-back where no compiled kernels are.
 
-It is written to be read beside FORMAT.md, whose section numbers it names, not to be fast. All arrays are 1-d, C-contiguous,
-aligned or not; elements are unsigned integers of 1, 2, 4 or 8 bytes. Encoded input is never trusted: a stream that
-FORMAT.md calls malformed is a ValueError that ends in "at byte N", and no stream makes a function use more memory
-than a small multiple of the elements that the caller has. Wrong arrays are a ValueError as well, with "at element N"
-where one element is at fault.
+It is written to be read beside FORMAT.md, whose section numbers it names, not to be fast. All arrays are 1-d,
+C-contiguous, aligned or not; elements are unsigned integers of 1, 2, 4 or 8 bytes. Encoded input is never trusted: a
+stream that FORMAT.md calls malformed is a ValueError that ends in "at byte N", and no stream makes a function use
+more memory than a small multiple of the elements that the caller has. Wrong arrays are a ValueError as well, with "at
+element N" where one element is at fault.
 
 Not here: the whole form's compression, the bytes of Huffman tables and of heads, the choice of an encoding.
 """
