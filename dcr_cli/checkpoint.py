@@ -128,6 +128,10 @@ class Reader(Files):
             raise ValueError(f"bytes from {byte_offset} on are not all in tensor {tensor.name!r}")
         self.read_path_into(self._checkpoint.shards[tensor.shard].path, tensor.begin + byte_offset, buffer)
 
+    def read_shard_into(self, shard: int, begin: int, buffer: bytearray | memoryview | npt.NDArray[Any]) -> None:
+        """Fill the whole of `buffer` with the bytes of a shard's file from `begin` on."""
+        self.read_path_into(self._checkpoint.shards[shard].path, begin, buffer)
+
     def check_unchanged(self) -> None:
         """Raise ConflictError if a file of the checkpoint was changed, added or removed since it was opened."""
         now = scan(self.root, skip=self._checkpoint.skipped)

@@ -20,7 +20,7 @@ from dcr_cli.payload import PayloadWriter
 
 # A task codes at least this many elements where it can, so that small tensors do not cost a task each.
 TASK_ELEMENTS = 1 << 18
-TASK_BLOCKS = 256
+TASK_ITEMS = 1024
 
 PieceDone = Callable[[Encoding, tuple[Run, ...]], None]
 
@@ -65,8 +65,11 @@ class PieceEncoder:
         self._dtype: Dtype | None = None
         self._held: list[tuple[Draft | None, LoadBlock | None]] = []
         self._held_changed = 0
-        # Items whose starting states are not decided, then tasks that run, both in the order of the payloads.
+        # Items whose starting states are not decided, the task that is being filled, tasks that run: all in the order
+        # of the payloads.
         self._waiting: deque[_Item] = deque()
+        self._filling: list[_Item] = []
+        self._filling_elements = 0
         self._running: deque[tuple[list[_Item], Future[list[bytes]] | None]] = deque()
 
     def begin(self, dtype: Dtype, choice: Choice | None) -> None:
@@ -94,13 +97,14 @@ class PieceEncoder:
             self._decide(complete=True)
         assert self._choice is not None
         self._waiting.append(_End(self._choice, done))
-        self._pump()
+        self._fill_tasks()
 
     def close(self) -> None:
         """Code and write all that is left."""
         for width, sample in self._samples.items():
             self._states.setdefault(width, sample.states())
-        self._start_tasks(everything=True)
+        self._fill_tasks()
+        self._start_task()
         while self._running:
             self._write_first()
 
@@ -122,12 +126,7 @@ class PieceEncoder:
             if sample.is_full:
                 self._states[width] = sample.states()
         self._waiting.append(_Block(draft, load, self._choice, width))
-        self._pump()
-
-    def _pump(self) -> None:
-        self._start_tasks(everything=False)
-        while self._running and (self._first_is_done() or len(self._running) > self._tasks):
-            self._write_first()
+        self._fill_tasks()
 
     def _can_code(self, item: _Item) -> bool:
         return not (
@@ -137,24 +136,23 @@ class PieceEncoder:
             and item.width not in self._states
         )
 
-    def _start_tasks(self, *, everything: bool) -> None:
-        """Move items into tasks; small ones wait for company unless `everything` has to go."""
+    def _fill_tasks(self) -> None:
+        """Move items whose starting states are known into tasks; small ones wait for company."""
         while self._waiting and self._can_code(self._waiting[0]):
-            items: list[_Item] = []
-            elements = 0
-            for item in self._waiting:
-                if not self._can_code(item) or elements >= TASK_ELEMENTS or len(items) >= TASK_BLOCKS:
-                    break
-                items.append(item)
-                elements += item.draft.elements if isinstance(item, _Block) and item.draft is not None else 0
-            is_small = elements < TASK_ELEMENTS and len(items) < TASK_BLOCKS and len(items) == len(self._waiting)
-            if is_small and not everything:
-                return
-            for _ in items:
-                self._waiting.popleft()
-            blocks = [item for item in items if isinstance(item, _Block) and item.draft is not None]
-            states = dict(self._states)
-            self._running.append((items, self._pool.submit(_code, blocks, states) if blocks else None))
+            item = self._waiting.popleft()
+            self._filling.append(item)
+            if isinstance(item, _Block) and item.draft is not None:
+                self._filling_elements += item.draft.elements
+            if self._filling_elements >= TASK_ELEMENTS or len(self._filling) >= TASK_ITEMS:
+                self._start_task()
+                while self._running and (self._first_is_done() or len(self._running) > self._tasks):
+                    self._write_first()
+
+    def _start_task(self) -> None:
+        items, self._filling, self._filling_elements = self._filling, [], 0
+        blocks = [item for item in items if isinstance(item, _Block) and item.draft is not None]
+        states = dict(self._states)
+        self._running.append((items, self._pool.submit(_code, blocks, states) if blocks else None))
 
     def _first_is_done(self) -> bool:
         future = self._running[0][1]

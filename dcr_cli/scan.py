@@ -62,12 +62,43 @@ class Scanned:
     draft: Draft | None
 
 
-class _Buffers(threading.local):
-    """Two blocks a thread, used again and again."""
+class _Side:
+    """Reads one side of parts into a buffer that is used again and again; small neighbours are read at once."""
 
-    def __init__(self) -> None:
-        self.base = np.empty(BLOCK_BYTES, np.uint8)
-        self.target = np.empty(BLOCK_BYTES, np.uint8)
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        self._buffer = np.empty(BLOCK_BYTES, np.uint8)
+        self._shard, self._begin, self._end = -1, 0, 0
+
+    def prepare(self, tensors: Sequence[Tensor | None]) -> None:
+        """Read what the coming parts of `tensors` need, if it is small and lies close together."""
+        self._shard = -1
+        small = [tensor for tensor in tensors if tensor is not None]
+        if len(small) < 2 or sum(tensor.bytes for tensor in small) > BLOCK_BYTES:
+            return
+        shard = small[0].shard
+        begin, end = min(tensor.begin for tensor in small), max(tensor.begin + tensor.bytes for tensor in small)
+        if end - begin <= BLOCK_BYTES and all(tensor.shard == shard for tensor in small):
+            self._reader.read_shard_into(shard, begin, self._buffer[: end - begin])
+            self._shard, self._begin, self._end = shard, begin, end
+
+    def read(self, tensor: Tensor, part: Part) -> Elements:
+        """The elements of a part, until the next call."""
+        begin = tensor.begin + part.start * tensor.dtype.width
+        if tensor.shard == self._shard and self._begin <= begin and begin + part.bytes <= self._end:
+            # Not aligned to the element in general, which kernels and NumPy cope with.
+            elements: Elements = self._buffer[begin - self._begin :][: part.bytes].view(uint_dtype(tensor.dtype.width))
+            return elements
+        self._shard = -1
+        return _read(self._reader, tensor, part, self._buffer)
+
+
+class _Sides(threading.local):
+    """Both sides for one thread."""
+
+    def __init__(self, base: Reader, target: Reader) -> None:
+        self.base = _Side(base)
+        self.target = _Side(target)
 
 
 class Scanner:
@@ -77,17 +108,19 @@ class Scanner:
         self._base = base
         self._target = target
         self._allowed = allowed
-        self._buffers = _Buffers()
+        self._sides = _Sides(base, target)
 
     def scan_all(self, parts: Sequence[Part]) -> list[Scanned]:
         """Scan parts one after the other."""
+        self._sides.base.prepare([part.base for part in parts])
+        self._sides.target.prepare([part.target for part in parts])
         return [self.scan(part) for part in parts]
 
     def scan(self, part: Part) -> Scanned:
         """Compare and digest one block."""
         offset = part.start * part.tensor.dtype.width
-        old = _read(self._base, part.base, part, self._buffers.base) if part.base is not None else None
-        new = _read(self._target, part.target, part, self._buffers.target) if part.target is not None else None
+        old = self._sides.base.read(part.base, part) if part.base is not None else None
+        new = self._sides.target.read(part.target, part) if part.target is not None else None
         base_digest = kernels.digest(old, offset) if old is not None else no_digest()
         if new is None:
             return Scanned(part, base_digest, no_digest(), None)
