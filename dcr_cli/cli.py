@@ -117,7 +117,12 @@ class Session:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code; never raises and never exits by itself."""
+    """Run one command and return its exit code; never raises and never exits by itself.
+
+    Without `arguments` it runs the command that this process was started with.
+    """
+    if arguments is None:
+        process.ensure_utf8()
     given = list(sys.argv[1:] if arguments is None else arguments)
     session = Session(_command_in(given), Options(json="--json" in _before_dashes(given)))
     try:

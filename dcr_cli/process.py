@@ -73,6 +73,16 @@ def _path_of(error: OSError) -> str:
     return " and ".join(os.fsdecode(path) for path in (error.filename, error.filename2) if path is not None)
 
 
+def ensure_utf8() -> None:
+    """Start this process again in Python's UTF-8 mode if file names are not UTF-8 to it.
+
+    Names in deltas are UTF-8 whatever the locale of the machine; under another encoding of the file system they would
+    be other names.
+    """
+    if sys.getfilesystemencoding() != "utf-8" and sys.executable:
+        os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
+
+
 def prepare_streams() -> None:
     """Make the standard streams safe to use, whatever they are.
 

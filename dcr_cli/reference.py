@@ -42,7 +42,7 @@ def reference_of_delta(folder: str | Path) -> Reference:
 
 
 def reference_of_record(checkpoint: str | Path) -> Reference:
-    """The state that the last apply to `checkpoint` left in it. NotFoundError if there is no record that can be read."""
+    """The state that the last apply to `checkpoint` left in it. NotFoundError if no record of it can be read."""
     record = None
     if (Path(checkpoint) / STATE_FOLDER).is_dir():
         with open_folder(Path(checkpoint) / STATE_FOLDER) as home:

@@ -1,0 +1,552 @@
+"""The commands as people and scripts call them: output, exit codes, JSON, signals, and hostile surroundings."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import pty
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dcr_cli import __version__, process
+from dcr_cli.cli import COMMANDS, main
+from dcr_cli.errors import DamagedError
+from strategies import tensor_of, with_changes, write_checkpoint
+
+ESCAPE = "\x1b"
+
+
+@dataclass(frozen=True)
+class Ran:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> dict[str, Any]:
+        document = json.loads(self.out)
+        assert isinstance(document, dict)
+        return document
+
+
+Run = Callable[..., Ran]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    def call(*arguments: str | Path) -> Ran:
+        code = main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return Ran(code, captured.out, captured.err)
+
+    return call
+
+
+@pytest.fixture
+def delta(tiny_pair: tuple[Path, Path], tmp_path: Path) -> Path:
+    assert main(["diff", *map(str, tiny_pair), "-o", str(tmp_path / "delta"), "-q"]) == 0
+    return tmp_path / "delta"
+
+
+def spawn(*arguments: str | Path, **options: Any) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        [sys.executable, "-m", "dcr_cli", *map(str, arguments)], capture_output=True, timeout=60, **options
+    )
+
+
+def is_failure(ran: Ran, code: int, message: str, hint: str = "") -> bool:
+    """One line `dcr: what: facts`, perhaps one hint, nothing on standard output."""
+    lines = ran.err.splitlines()
+    assert ran.code == code and ran.out == "", ran
+    assert re.fullmatch(r"dcr: .+: .+", lines[0]) and message in lines[0], ran.err
+    assert len(lines) <= 2 and all(line.startswith("hint: ") for line in lines[1:]), ran.err
+    assert hint in "".join(lines[1:]), ran.err
+    return True
+
+
+# Every command: for people, as JSON, quietly.
+
+
+def commands(pair: tuple[Path, Path], delta: Path, tmp_path: Path) -> dict[str, tuple[str | Path, ...]]:
+    return {
+        "diff": ("diff", *pair),
+        "apply": ("apply", delta, pair[0], "--to", tmp_path / "out"),
+        "verify": ("verify", pair[0], "--against", pair[0]),
+        "show": ("show", delta),
+        "inspect": ("inspect", pair[0]),
+    }
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_for_people_a_command_prints_plain_lines(
+    command: str, run: Run, tiny_pair: tuple[Path, Path], delta: Path, tmp_path: Path
+) -> None:
+    ran = run(*commands(tiny_pair, delta, tmp_path)[command])
+    assert ran.code == 0 and ran.out.endswith("\n") and ran.err == ""
+    assert ESCAPE not in ran.out and "\r" not in ran.out
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_json_is_one_document(
+    command: str, run: Run, tiny_pair: tuple[Path, Path], delta: Path, tmp_path: Path
+) -> None:
+    ran = run(*commands(tiny_pair, delta, tmp_path)[command], "--json")
+    assert ran.code == 0 and ran.err == "" and ran.out.count("\n") == 1 and ran.out.isascii()
+    assert ran.json["command"] == command
+    assert ran.json["ok"] is True and ran.json["exit_code"] == 0 and ran.json["seconds"] >= 0
+    assert "error" not in ran.json
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_quiet_is_quiet(command: str, run: Run, tiny_pair: tuple[Path, Path], delta: Path, tmp_path: Path) -> None:
+    assert run(*commands(tiny_pair, delta, tmp_path)[command], "-q") == Ran(0, "", "")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("bare", [False, True])
+def test_json_of_a_failure_is_one_document(command: str, bare: bool, run: Run, tmp_path: Path) -> None:
+    arguments = {"diff": 2, "apply": 2, "verify": 1, "show": 1, "inspect": 1}[command]
+    nowhere = [] if bare else [tmp_path / "nowhere"] * arguments
+    ran = run(command, *nowhere, "--json")
+    code = 2 if bare else 3
+    error = ran.json["error"]
+    assert (ran.code, ran.json["exit_code"], ran.json["ok"], ran.json["command"]) == (code, code, False, command)
+    assert error["class"] == ("UsageError" if bare else "NotFoundError")
+    assert set(error) == {"class", "message", "hint", "retryable"} and error["retryable"] is False
+    assert ran.err.splitlines()[0] == f"dcr: {error['message']}"
+
+
+@pytest.mark.parametrize("command", [(), *((name,) for name in COMMANDS)])
+def test_help(command: tuple[str, ...], run: Run) -> None:
+    for option in ("--help", "-h"):
+        ran = run(*command, option)
+        assert ran.code == 0 and ran.err == "" and "Usage: dcr" in ran.out
+        assert not command or all(o in ran.out for o in ("--json", "--quiet", "--verbose", "--no-progress", "--jobs"))
+
+
+def test_version(run: Run) -> None:
+    assert run("--version") == Ran(0, f"dcr {__version__}\n", "")
+    assert run("diff", "--version") == Ran(0, f"dcr {__version__}\n", "")
+    assert run("diff", "--json", "--version").json["version"] == __version__
+
+
+def test_verbose_says_which_kernels_are_used(run: Run, tiny_pair: tuple[Path, Path]) -> None:
+    ran = run("verify", tiny_pair[0], "--against", tiny_pair[0], "-v", "-j", "3")
+    assert re.search(r"^kernels: (native|reference) \(.+\)$", ran.err, re.MULTILINE) and "jobs: 3" in ran.err
+
+
+# diff
+
+
+def test_diff_fields(run: Run, tiny_pair: tuple[Path, Path]) -> None:
+    found = run("diff", *tiny_pair, "--json").json
+    assert (found["tensors"], found["elements"], found["changed_elements"], found["changed_tensors"]) == (
+        4,
+        16384,
+        5,
+        3,
+    )
+    assert found["dense_bytes"] == 32768 and found["delta_bytes"] > 0
+    assert found["added"] == found["removed"] == found["replaced"] == found["moved"] == []
+    assert re.fullmatch("blake3:[0-9a-f]{64}", found["base"]["content"]) and found["base"] != found["target"]
+    assert "rows" not in found and sum(found["encodings"].values()) == 3
+    assert len(run("diff", *tiny_pair, "--json", "--stat").json["rows"]) == 4
+
+
+def test_diff_exit_code_is_asked_for(run: Run, tiny_pair: tuple[Path, Path]) -> None:
+    assert run("diff", *tiny_pair).code == 0
+    assert run("diff", *tiny_pair, "--exit-code", "-q") == Ran(1, "", "")
+    assert run("diff", tiny_pair[0], tiny_pair[0], "--exit-code").code == 0
+    found = run("diff", *tiny_pair, "--exit-code", "--json").json
+    assert (found["ok"], found["exit_code"]) == (False, 1) and "error" not in found
+
+
+def test_diff_stat_lists_what_changed(run: Run, tiny_pair: tuple[Path, Path]) -> None:
+    out = run("diff", *tiny_pair, "--stat").out
+    assert "layers.0.weight" in out and "layers.1.weight" not in out
+
+
+def test_diff_refuses_an_output_that_is_taken(run: Run, tiny_pair: tuple[Path, Path], delta: Path) -> None:
+    assert is_failure(run("diff", *tiny_pair, "-o", delta), 6, "delta: exists", "another name")
+
+
+@pytest.mark.parametrize("encoding", ["auto", "context", "gap", "whole"])
+def test_diff_encoding(encoding: str, run: Run, tiny_pair: tuple[Path, Path], tmp_path: Path) -> None:
+    found = run("diff", *tiny_pair, "-o", tmp_path / "delta", "--encoding", encoding, "--json").json
+    assert encoding == "auto" or set(found["encodings"]) == {encoding}
+    assert run("verify", tiny_pair[1], "--delta", tmp_path / "delta").code == 0
+
+
+def test_diff_skip(run: Run, tiny_pair: tuple[Path, Path]) -> None:
+    (tiny_pair[1] / "pytorch_model.bin").write_bytes(b"a second copy")
+    assert is_failure(run("diff", *tiny_pair), 4, "second copy", "--skip")
+    assert run("diff", *tiny_pair, "--skip", "*.bin", "--skip", "nothing").code == 0
+
+
+# apply
+
+
+def test_apply_then_verify(run: Run, tiny_pair: tuple[Path, Path], delta: Path) -> None:
+    assert run("apply", delta, tiny_pair[0]).code == 0
+    assert run("verify", tiny_pair[0], "--against", tiny_pair[1]).code == 0
+    assert run("verify", tiny_pair[0]).code == 0
+    assert run("verify", tiny_pair[0], "--delta", delta).code == 0
+    again = run("apply", delta, tiny_pair[0])
+    assert again.code == 0 and "already" in again.out
+
+
+def test_apply_dry_run_changes_nothing(run: Run, tiny_pair: tuple[Path, Path], delta: Path) -> None:
+    before = {path: path.read_bytes() for path in tiny_pair[0].rglob("*") if path.is_file()}
+    ran = run("apply", delta, tiny_pair[0], "--dry-run")
+    assert ran.code == 0 and "would" in ran.out
+    assert run("apply", delta, tiny_pair[0], "-n", "--json").code == 0
+    assert {path: path.read_bytes() for path in tiny_pair[0].rglob("*") if path.is_file()} == before
+
+
+def test_apply_to_leaves_the_base_alone(run: Run, tiny_pair: tuple[Path, Path], delta: Path, tmp_path: Path) -> None:
+    assert run("apply", delta, tiny_pair[0], "--to", tmp_path / "out").code == 0
+    assert run("verify", tmp_path / "out", "--against", tiny_pair[1]).code == 0
+    assert run("verify", tiny_pair[0], "--against", tiny_pair[1]).code == 1
+
+
+def test_apply_in_place_and_aside(run: Run, tiny_pair: tuple[Path, Path], delta: Path, tmp_path: Path) -> None:
+    os.rename(tiny_pair[0], tmp_path / "v1")
+    shutil.copytree(tmp_path / "v1", tmp_path / "copy")
+    (tmp_path / "current").symlink_to("v1")
+    assert run("apply", delta, tmp_path / "copy", "--in-place").code == 0
+    assert run("apply", delta, tmp_path / "current", "--aside", "--keep-previous").code == 0
+    for name in ("copy", "current"):
+        assert run("verify", tmp_path / name, "--against", tiny_pair[1]).code == 0
+
+
+def test_apply_refuses_a_wrong_base(run: Run, delta: Path, tmp_path: Path) -> None:
+    other = write_checkpoint(tmp_path / "other", {"w": tensor_of("BF16", (8,))})
+    assert is_failure(run("apply", delta, other), 5, "other")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--in-place", "--aside"], "--in-place and --aside"),
+        (["--to", "x", "--in-place"], "--to and --in-place"),
+        (["--keep-previous"], "needs --aside"),
+        (["--to", ""], "empty path"),
+    ],
+)
+def test_apply_options_that_contradict(options: list[str], message: str, run: Run, tmp_path: Path) -> None:
+    assert is_failure(run("apply", tmp_path, tmp_path, *options), 2, message)
+
+
+# verify
+
+
+def test_verify_tells_the_difference(run: Run, tiny_pair: tuple[Path, Path]) -> None:
+    ran = run("verify", tiny_pair[0], "--against", tiny_pair[1])
+    assert ran.code == 1 and ran.err == "" and "first at element 64 [1, 0]: 0x" in ran.out
+    found = run("verify", tiny_pair[0], "--against", tiny_pair[1], "--json").json
+    assert (found["ok"], found["exit_code"], found["matches"]) == (False, 1, False)
+    assert (found["checked_tensors"], found["checked_bytes"]) == (4, 32768)
+    assert found["extra"] == found["missing"] == []
+    assert [(d["tensor"], d["count"], d["first_flat"], d["first_index"]) for d in found["differences"]] == [
+        ("layers.0.weight", 3, 0, [0, 0]),
+        ("layers.2.weight", 1, 64, [1, 0]),
+        ("layers.3.weight", 1, 1000, [15, 40]),
+    ]
+
+
+def test_verify_lists_only_so_many(run: Run, tmp_path: Path) -> None:
+    tensors = {f"t{number:03}": tensor_of("U8", (4,), number) for number in range(100)}
+    write_checkpoint(tmp_path / "a", tensors)
+    write_checkpoint(tmp_path / "b", {name: with_changes(tensor, [0]) for name, tensor in tensors.items()})
+    ran = run("verify", tmp_path / "a", "--against", tmp_path / "b")
+    assert ran.code == 1 and "80 more tensors" in ran.out and len(ran.out.splitlines()) == 22
+    assert len(run("verify", tmp_path / "a", "--against", tmp_path / "b", "--json").json["differences"]) == 100
+
+
+def test_verify_of_nothing_is_no(run: Run, tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "a", {})
+    assert run("verify", tmp_path / "a", "--against", tmp_path / "a") == Ran(1, "no match: nothing was compared\n", "")
+
+
+def test_verify_without_a_record_is_not_found(run: Run, tiny_pair: tuple[Path, Path]) -> None:
+    assert is_failure(run("verify", tiny_pair[0]), 3, "no record", "--against")
+
+
+# Usage
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message", "hint"),
+    [
+        ([], "a command is missing", "dcr --help"),
+        (["nonsense"], "no such command 'nonsense'", "dcr --help"),
+        (["--nonsense"], "no such option: --nonsense", "dcr --help"),
+        (["diff"], "missing argument 'BASE'", "dcr diff --help"),
+        (["diff", "a"], "missing argument 'TARGET'", "dcr diff --help"),
+        (["diff", "a", "b", "c"], "unexpected extra argument", "dcr diff --help"),
+        (["diff", "a", "b", "--nonsense"], "no such option: --nonsense", "dcr diff --help"),
+        (["diff", "a", "b", "-o"], "requires an argument", "dcr diff --help"),
+        (["diff", "a", "b", "-o", ""], "empty path", ""),
+        (["diff", "", "b"], "BASE: an empty path", ""),
+        (["diff", "a", "b", "--encoding", "zip"], "'zip' is not one of", "dcr diff --help"),
+        (["diff", "a", "b", "--skip", ""], "empty pattern", ""),
+        (["diff", "a", "b", "-j", "0"], "greater than or equal to 1", "dcr diff --help"),
+        (["diff", "a", "b", "--jobs", "-1"], "greater than or equal to 1", "dcr diff --help"),
+        (["diff", "a", "b", "--jobs", "1000000000"], "less than or equal to", "dcr diff --help"),
+        (["diff", "a", "b", "--jobs", "many"], "valid integer", "dcr diff --help"),
+        (["diff", "a", "b", "--jobs", "9" * 5000], "--jobs", "dcr diff --help"),
+        (["diff", "a", "b", "-q", "-v"], "--quiet and --verbose", ""),
+        (["verify", "a", "--against", "b", "--delta", "c"], "exclude each other", ""),
+        (["show", "\x1b[31mred\n", "b"], "unexpected extra argument", ""),
+    ],
+)
+def test_usage_errors(arguments: list[str], message: str, hint: str, run: Run, tiny_pair: tuple[Path, Path]) -> None:
+    places = {"a": str(tiny_pair[0]), "b": str(tiny_pair[1])}
+    ran = run(*(places.get(argument, argument) for argument in arguments))
+    assert is_failure(ran, 2, message, hint)
+    assert ESCAPE not in ran.err
+
+
+def test_names_that_look_like_options_are_taken_literally_after_dashes(
+    run: Run, tiny_pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("--version", "-o", "~", "@base", "*"):
+        shutil.copytree(tiny_pair[0], tmp_path / name)
+        assert run("verify", "--against", str(tiny_pair[0]), "--", name).code == 0
+
+
+# What goes wrong inside
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (DamagedError("x", "y", hint="z"), 4, "dcr: x: y\nhint: z\n"),
+        (OSError(errno.ENOSPC, "No space left on device", "/a/b"), 9, "dcr: /a/b: No space left on device\n"),
+        (OSError(errno.EXDEV, "Cross-device link", "/a", None, "/b"), 9, "dcr: /a and /b: Cross-device link\n"),
+        (MemoryError(), 9, "dcr: memory: not enough for this step\nhint: try fewer --jobs\n"),
+        (BrokenPipeError(errno.EPIPE, "Broken pipe"), 141, ""),
+        (KeyboardInterrupt(), 130, "dcr: stopped: by signal SIGINT\nhint: run the same command again\n"),
+        (process.Stopped(signal.SIGTERM), 143, "dcr: stopped: by signal SIGTERM\nhint: run the same command again\n"),
+        (process.Stopped(signal.SIGHUP), 129, "dcr: stopped: by signal SIGHUP\nhint: run the same command again\n"),
+    ],
+)
+def test_errors_become_codes(
+    error: BaseException, code: int, message: str, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: object, **options: object) -> None:
+        raise error
+
+    monkeypatch.setattr("dcr_cli.checkpoint.Path", fail)
+    assert run("inspect", tmp_path) == Ran(code, "", message)
+    document = run("inspect", tmp_path, "--json").json
+    assert (document["exit_code"], document["ok"]) == (code, False) and document["error"]["message"]
+
+
+def test_a_bug_is_70_with_a_traceback(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dcr_cli.checkpoint.Path", lambda path: 1 // 0)
+    ran = run("inspect", tmp_path)
+    assert ran.code == 70 and ran.out == ""
+    assert ran.err.startswith("Traceback") and "dcr: internal error: ZeroDivisionError" in ran.err
+    assert run("inspect", tmp_path, "--json").json["error"]["class"] == "ZeroDivisionError"
+
+
+def test_a_traceback_of_an_error_is_asked_for(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "Traceback" not in run("inspect", tmp_path / "nowhere").err
+    monkeypatch.setenv("DCR_DEBUG", "1")
+    ran = run("inspect", tmp_path / "nowhere")
+    assert ran.code == 3 and ran.err.startswith("Traceback") and "\ndcr: " in ran.err
+
+
+# Surroundings
+
+
+def test_a_closed_pipe_is_141_without_a_word(tiny_pair: tuple[Path, Path]) -> None:
+    for arguments in (["inspect", tiny_pair[0]], ["inspect", tiny_pair[0], "--json"], ["--help"], ["--version"]):
+        reading, writing = os.pipe()
+        os.close(reading)
+        with os.fdopen(writing, "wb") as closed:
+            ran = subprocess.run(
+                [sys.executable, "-m", "dcr_cli", *map(str, arguments)],
+                stdout=closed,
+                stderr=subprocess.PIPE,
+                timeout=60,
+            )
+        assert (ran.returncode, ran.stderr) == (141, b"")
+
+
+def test_a_full_output_is_told_in_one_line(tiny_pair: tuple[Path, Path]) -> None:
+    for arguments in (["inspect", tiny_pair[0]], ["inspect", tiny_pair[0], "--json"], ["--help"]):
+        with open("/dev/full", "wb") as full:
+            ran = subprocess.run(
+                [sys.executable, "-m", "dcr_cli", *map(str, arguments)], stdout=full, stderr=subprocess.PIPE, timeout=60
+            )
+        assert ran.returncode == 9
+        assert ran.stderr == b"dcr: standard output: No space left on device\n"
+
+
+def test_a_failure_keeps_its_code_when_the_output_is_full(tmp_path: Path) -> None:
+    with open("/dev/full", "wb") as full:
+        ran = subprocess.run(
+            [sys.executable, "-m", "dcr_cli", "show", str(tmp_path), "--json"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            timeout=60,
+        )
+    assert ran.returncode == 3 and ran.stderr.startswith(b"dcr: ")
+
+
+def test_a_full_output_does_not_undo_an_apply(tiny_pair: tuple[Path, Path], delta: Path, run: Run) -> None:
+    with open("/dev/full", "wb") as full:
+        ran = subprocess.run(
+            [sys.executable, "-m", "dcr_cli", "apply", str(delta), str(tiny_pair[0])],
+            stdout=full,
+            stderr=full,
+            timeout=60,
+        )
+    assert ran.returncode == 9
+    assert run("verify", tiny_pair[0], "--against", tiny_pair[1]).code == 0
+
+
+@pytest.mark.parametrize("closed", [[0], [1], [2], [0, 1, 2]])
+def test_closed_standard_streams(closed: list[int], tiny_pair: tuple[Path, Path], delta: Path, run: Run) -> None:
+    script = f'exec "$@" {" ".join(f"{number}>&-" for number in closed)}'
+    command = [sys.executable, "-m", "dcr_cli", "apply", str(delta), str(tiny_pair[0])]
+    ran = subprocess.run(["/bin/sh", "-c", script, "sh", *command], capture_output=True, timeout=60)
+    assert ran.returncode == (9 if 1 in closed else 0), ran.stderr
+    assert run("verify", tiny_pair[0], "--against", tiny_pair[1]).code == 0
+
+
+def test_names_are_escaped_and_never_lost(tmp_path: Path) -> None:
+    wild = 'h\u00e4\n\x1b[31m"\\\u202e'
+    write_checkpoint(tmp_path / "a", {wild: tensor_of("U8", (4,))})
+    write_checkpoint(tmp_path / "b", {wild: tensor_of("U8", (4,), 1)})
+    for encoding in ("0", "1"):
+        environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": encoding}
+        command = ("verify", tmp_path / "a", "--against", tmp_path / "b")
+        ran = spawn(*command, env=environment)
+        assert ran.returncode == 1 and ran.stderr == b""
+        assert ESCAPE.encode() not in ran.stdout and len(ran.stdout.splitlines()) == 2
+        document = json.loads(spawn(*command, "--json", env=environment).stdout)
+        assert document["differences"][0]["tensor"] == wild
+
+
+def test_surrogates_in_arguments(tmp_path: Path) -> None:
+    for environment in ({"LC_ALL": "C", "PYTHONUTF8": "0"}, {"LC_ALL": "C.UTF-8"}):
+        ran = spawn("show", os.fsencode(tmp_path).decode() + "/\udcff\u00e4", env={**os.environ, **environment})
+        assert ran.returncode == 3 and ran.stderr.count(b"\n") <= 2 and b"Traceback" not in ran.stderr
+
+
+def test_a_file_with_an_accent_is_read_in_an_ascii_locale(tiny_pair: tuple[Path, Path], tmp_path: Path) -> None:
+    for checkpoint in tiny_pair:
+        (checkpoint / "h\u00e4.txt").write_bytes(b"x")
+    environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0"}
+    ran = spawn("diff", *tiny_pair, "-o", tmp_path / "delta", env=environment)
+    assert ran.returncode == 0, ran.stderr
+    assert main(["show", str(tmp_path / "delta"), "-q"]) == 0
+    assert spawn("apply", tmp_path / "delta", tiny_pair[0], env=environment).returncode == 0
+    assert main(["verify", str(tiny_pair[0]), "--against", str(tiny_pair[1]), "-q"]) == 0
+
+
+def test_without_home_and_without_a_current_folder(tiny_pair: tuple[Path, Path], tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    environment = {name: value for name, value in os.environ.items() if name != "HOME"}
+    paths = os.pathsep.join(os.path.abspath(path) for path in sys.path if path)
+    script = 'cd "$1" && rmdir "$1" && shift && exec "$@"'
+    command = [sys.executable, "-m", "dcr_cli", "diff", *map(str, tiny_pair)]
+    ran = subprocess.run(
+        ["/bin/sh", "-c", script, "sh", str(gone), *command],
+        env={**environment, "PYTHONPATH": paths},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=60,
+    )
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_lines_are_not_wrapped(tmp_path: Path) -> None:
+    folder = tmp_path / ("long-" * 40)
+    write_checkpoint(folder, {"w" * 300: tensor_of("U8", (4,))})
+    ran = spawn("inspect", folder, "--tensors", env={**os.environ, "COLUMNS": "20"})
+    lines = ran.stdout.decode().splitlines()
+    assert str(folder) in lines[0] and any("w" * 300 in line for line in lines)
+
+
+@pytest.mark.parametrize("environment", [{}, {"NO_COLOR": "1"}, {"TERM": "dumb"}, {"COLUMNS": "1"}])
+def test_on_a_terminal(environment: dict[str, str], tiny_pair: tuple[Path, Path]) -> None:
+    plain = spawn("verify", tiny_pair[0], "--against", tiny_pair[1]).stdout.decode()
+    inner, outer = pty.openpty()
+    child = subprocess.Popen(
+        [sys.executable, "-m", "dcr_cli", "verify", str(tiny_pair[0]), "--against", str(tiny_pair[1])],
+        stdin=outer,
+        stdout=outer,
+        stderr=outer,
+        env={**os.environ, "TERM": "xterm-256color"} | environment,
+    )
+    os.close(outer)
+    shown = b""
+    while True:
+        try:
+            part = os.read(inner, 65536)
+        except OSError:  # The other end of the terminal is gone.
+            break
+        if not part:
+            break
+        shown += part
+    os.close(inner)
+    assert child.wait(60) == 1
+    text = shown.decode().replace("\r\n", "\n")
+    assert re.sub(r"\x1b\[[0-9;]*m", "", text) == plain
+    assert ("\x1b[" in text) == (environment.get("TERM") != "dumb")
+    assert not ("NO_COLOR" in environment and re.search(r"\x1b\[[0-9;]*3[0-7]m", text))
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_signals(number: signal.Signals, code: int, tiny_pair: tuple[Path, Path]) -> None:
+    """A command that hangs on a pipe in the checkpoint's place ends at once, by the signal's own code."""
+    hang = (
+        "import sys, time, dcr_cli.checkpoint, dcr_cli.cli\n"
+        "dcr_cli.checkpoint._check_folder = lambda *a: (print('ready', flush=True), time.sleep(60))\n"
+        "sys.exit(dcr_cli.cli.main(['inspect', sys.argv[1]]))"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", hang, str(tiny_pair[0])], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert child.stdout is not None and child.stdout.readline() == b"ready\n"
+    begin = time.monotonic()
+    child.send_signal(number)
+    _, told = child.communicate(timeout=30)
+    assert child.returncode == code and time.monotonic() - begin < 10
+    assert told.splitlines()[0] == f"dcr: stopped: by signal {number.name}".encode()
+
+
+def test_main_leaves_signal_handlers_as_they_were(run: Run) -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+    run("--version")
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == before
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("diff", "--help")])
+def test_start_up_is_quick(arguments: tuple[str, ...]) -> None:
+    """Help takes at most 0.2 s of a processor, in the best of several runs."""
+    times = []
+    for _ in range(5):
+        child = subprocess.Popen([sys.executable, "-m", "dcr_cli", *arguments], stdout=subprocess.DEVNULL)
+        _, status, usage = os.wait4(child.pid, 0)
+        child.returncode = os.waitstatus_to_exitcode(status)
+        assert child.returncode == 0
+        times.append(usage.ru_utime + usage.ru_stime)
+    assert min(times) <= 0.2
