@@ -66,7 +66,7 @@ NAMES = st.text(max_size=8)
 def manifests(draw: st.DrawFn) -> Manifest:
     """Any manifest: tensors of all dtypes, whole or in boxes, with runs wherever."""
     payloads = draw(
-        st.lists(st.builds(PayloadRow, st.integers(2_000, 67_174_408), st.binary(min_size=32, max_size=32)))
+        st.lists(st.builds(PayloadRow, st.integers(20_000, 67_174_408), st.binary(min_size=32, max_size=32)))
     )
 
     def runs(blocks: int) -> tuple[Run, ...]:
@@ -76,7 +76,7 @@ def manifests(draw: st.DrawFn) -> Manifest:
         made = []
         for start, end in pairwise(cuts):
             payload = draw(st.integers(0, len(payloads) - 1))
-            size = draw(st.integers(end - start, 900))
+            size = draw(st.integers(end - start, end - start + 900))
             made.append(Run(payload, draw(st.integers(0, 1_000)), size, end - start))
         return tuple(made)
 
