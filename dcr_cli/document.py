@@ -24,7 +24,8 @@ from dcr_cli.names import shown
 FORMAT = "dcr-1"
 CONTENT_LIMIT = 256 << 20
 WINDOW_LIMIT = 128 << 20
-NAME_LIMIT = 64 << 10
+HEADER_LIMIT = 64 << 10
+TEXT_LIMIT = 64 << 10
 # Up to here the time for the strongest level does not matter, and most manifests are as small.
 STRONG_LEVEL_BYTES = 1 << 20
 STRONG_LEVEL, FAST_LEVEL = 19, 3
@@ -32,6 +33,7 @@ STRONG_LEVEL, FAST_LEVEL = 19, 3
 Column = NDArray[Any]
 Columns = dict[str, Column]
 
+_TEXTS_AT_ONCE = 1 << 14
 _OTHER_VERSION = re.compile(r"dcr-[1-9][0-9]{0,8}")
 _DTYPES: dict[str, np.dtype[Any]] = {"U8": np.dtype("<u1"), "U32": np.dtype("<u4"), "U64": np.dtype("<u8")}
 _DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
@@ -83,7 +85,7 @@ def decode_document(kind: str, data: bytes, decoded_blake3: bytes | None, what: 
         raise DamagedError(what, str(error)) from error
     if decoded_blake3 is not None and object_digest(decoded) != decoded_blake3:
         raise DamagedError(what, "does not decode to what the commit names")
-    header, content = read_safetensors(decoded, what)
+    header, content = read_safetensors(decoded, what, max_header_bytes=HEADER_LIMIT)
     check_format(header.metadata.get("format"), what)
     if header.metadata.get("kind") != kind:
         raise DamagedError(what, f"is not of kind {kind}")
@@ -115,28 +117,45 @@ def encode_texts(name: str, texts: Iterable[str]) -> Columns:
     }
 
 
-def decode_texts(columns: Columns, name: str, what: str) -> list[str]:
-    """Read the texts of a text column, each at most 64 KiB."""
+def decode_texts(columns: Columns, name: str, what: str, *, any_order_limit: int | None = None) -> list[str]:
+    """Read the texts of a text column, each at most 64 KiB, in canonical order and each once.
+
+    With `any_order_limit` any texts are fine, but not more than so many.
+    """
     data = take_column(columns, f"{name}.bytes", "U8", (), what)
     lengths = take_column(columns, f"{name}.lengths", "U32", (), what)
     ends = np.cumsum(lengths, dtype=np.int64)
     if (ends[-1] if len(ends) else 0) != len(data):
         raise DamagedError(what, f"the lengths of {name} do not add up to its {len(data)} bytes")
-    if len(lengths) and lengths.max() > NAME_LIMIT:
-        raise DamagedError(what, f"an entry of {name} has {lengths.max()} bytes, at most {NAME_LIMIT} are allowed")
-    encoded = data.tobytes()
-    bounds = [0, *ends.tolist()]
+    if len(lengths) and lengths.max() > TEXT_LIMIT:
+        raise DamagedError(what, f"an entry of {name} has {lengths.max()} bytes, at most {TEXT_LIMIT} are allowed")
+    if any_order_limit is not None and len(lengths) > any_order_limit:
+        raise DamagedError(what, f"{name} has {len(lengths)} entries, at most {any_order_limit} are allowed")
+    texts: list[str] = []
+    start = 0
+    for first in range(0, len(ends), _TEXTS_AT_ONCE):
+        bounds = [start, *ends[first : first + _TEXTS_AT_ONCE].tolist()]
+        texts += _texts(data[start : bounds[-1]].tobytes(), bounds, name, what)
+        start = bounds[-1]
+        if any_order_limit is None:
+            # Part by part, so that a short text a million times over is refused before it takes its memory.
+            _check_ascending(texts[max(0, first - 1) :], name, what)
+    return texts
+
+
+def _texts(encoded: bytes, bounds: list[int], name: str, what: str) -> list[str]:
+    start = bounds[0]
     try:
         if encoded.isascii():
             text = encoded.decode("ascii")
-            return [text[start:end] for start, end in pairwise(bounds)]
-        return [encoded[start:end].decode() for start, end in pairwise(bounds)]
+            return [text[one - start : end - start] for one, end in pairwise(bounds)]
+        return [encoded[one - start : end - start].decode() for one, end in pairwise(bounds)]
     except UnicodeDecodeError as error:
         raise DamagedError(what, f"an entry of {name} is not UTF-8") from error
 
 
-def check_ascending(names: list[str], column: str, what: str) -> None:
-    """Require canonical order, each name once. Code points compare as their UTF-8 bytes do."""
-    for before, name in pairwise(names):
-        if before >= name:
-            raise DamagedError(what, f"{column}: {shown(name)} after {shown(before)} is not in canonical order")
+def _check_ascending(texts: list[str], name: str, what: str) -> None:
+    # Code points compare as their UTF-8 bytes do.
+    for before, text in pairwise(texts):
+        if before >= text:
+            raise DamagedError(what, f"{name}: {shown(text)} after {shown(before)} is not in canonical order")

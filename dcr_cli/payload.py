@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 
 from dcr_cli.bits import BitReader, BitWriter, write_varint
 from dcr_cli.digest import ObjectHasher, object_digest
-from dcr_cli.document import FORMAT, check_format
+from dcr_cli.document import FORMAT, HEADER_LIMIT, check_format
 from dcr_cli.errors import DamagedError, LocalError
 from dcr_cli.folder import Files, Identity, identity_of
 from dcr_cli.header import LENGTH_BYTES, file_kind, header_bytes, parse_header, write_safetensors
 from dcr_cli.manifest import PayloadRow, Run
-from dcr_cli.manifest_rules import PAYLOAD_DATA_LIMIT, PAYLOAD_HEADER_LIMIT
+from dcr_cli.manifest_rules import PAYLOAD_DATA_LIMIT
 from dcr_cli.names import shown
 
 WIDTHS = (1, 2, 4, 8)
@@ -284,7 +284,7 @@ class PayloadReader:
         return self._facts.get(index) or self._read_facts(index, None)
 
     def _read_facts(self, index: int, content_blake3: bytes | None) -> PayloadFacts:
-        limit = LENGTH_BYTES + PAYLOAD_HEADER_LIMIT + HEAD_LIMIT
+        limit = LENGTH_BYTES + HEADER_LIMIT + HEAD_LIMIT
         start = memoryview(bytearray(min(self._rows[index].bytes, limit)))
         self._files.read_path_into(payload_name(index), 0, start)
         facts = check_payload_start(start, self._rows[index].bytes, index, content_blake3, self._what(index))
@@ -323,4 +323,4 @@ def check_payload_start(
 
 
 def _header_bytes(start: memoryview, total_bytes: int, what: str) -> int:
-    return header_bytes(bytes(start[:64]), total_bytes, what, max_header_bytes=PAYLOAD_HEADER_LIMIT)
+    return header_bytes(bytes(start[:64]), total_bytes, what, max_header_bytes=HEADER_LIMIT)
