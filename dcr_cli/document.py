@@ -124,13 +124,13 @@ def decode_texts(columns: Columns, name: str, what: str, *, any_order_limit: int
     """
     data = take_column(columns, f"{name}.bytes", "U8", (), what)
     lengths = take_column(columns, f"{name}.lengths", "U32", (), what)
+    if any_order_limit is not None and len(lengths) > any_order_limit:
+        raise DamagedError(what, f"{name} has {len(lengths)} entries, at most {any_order_limit} are allowed")
     ends = np.cumsum(lengths, dtype=np.int64)
     if (ends[-1] if len(ends) else 0) != len(data):
         raise DamagedError(what, f"the lengths of {name} do not add up to its {len(data)} bytes")
     if len(lengths) and lengths.max() > TEXT_LIMIT:
         raise DamagedError(what, f"an entry of {name} has {lengths.max()} bytes, at most {TEXT_LIMIT} are allowed")
-    if any_order_limit is not None and len(lengths) > any_order_limit:
-        raise DamagedError(what, f"{name} has {len(lengths)} entries, at most {any_order_limit} are allowed")
     texts: list[str] = []
     start = 0
     for first in range(0, len(ends), _TEXTS_AT_ONCE):
