@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 PAIR_LIMIT = 1 << 18
 # Each pass tells apart what an axis can tell apart within the groups of the pass before; grids need one.
-PASSES = 16
+PASSES = 4
 
 Boxes = NDArray[np.int64]
 Groups = NDArray[np.int64]
