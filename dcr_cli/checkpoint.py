@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dcr_cli.digest import ObjectHasher, object_digest
-from dcr_cli.errors import DamagedError, IncompleteError, LocalError, NotFoundError, UsageError
+from dcr_cli.errors import DamagedError, IncompleteError, LocalError, NotFoundError, UsageError, WrongBaseError
 from dcr_cli.folder import Files, Identity, check_same, is_skipped, pattern_of, scan, skip_hint
 from dcr_cli.header import DTYPES, MAX_HEADER_BYTES, Dtype, Header, bytes_view, file_kind, read_header, stored_elements
 from dcr_cli.names import path_fault, shown
@@ -156,12 +156,14 @@ def open_checkpoint(
     skip: Sequence[str] = (),
     what: str = "checkpoint",
     allow_incomplete: bool = False,
+    allow_strangers: bool = False,
 ) -> Checkpoint:
     """Open the checkpoint at `root`, leaving out the files that a pattern of `skip` matches.
 
     `what` is the part it plays ("base", "target"), for messages. Raises NotFoundError when there is none, DamagedError
     when it is malformed, holds a second copy of its weights or is over the limits, IncompleteError when an apply to it
-    was stopped.
+    was stopped. With `allow_strangers`, files beside the shards that could be part of no checkpoint are left out, not
+    refused; but a shard that is nobody's is WrongBaseError.
     """
     folder = Path(root)
     if "" in skip:
@@ -180,7 +182,7 @@ def open_checkpoint(
         if map_path is not None:
             weight_map = _read_weight_map(files, map_path, identities, skip)
         shard_paths = _find_shards(identities, weight_map)
-        sidecars = _find_sidecars(folder, identities, shard_paths, map_path)
+        sidecars = _find_sidecars(folder, identities, shard_paths, map_path, allow_strangers=allow_strangers)
         check_sets_complete(shard_paths, str(folder))
         shards = tuple(_read_shard(files, path, identities[path]) for path in shard_paths)
     by_name = _find_tensors(folder, shards)
@@ -247,7 +249,7 @@ def _find_shards(identities: dict[str, Identity], weight_map: dict[str, str] | N
 
 
 def _find_sidecars(
-    folder: Path, identities: dict[str, Identity], shards: list[str], map_path: str | None
+    folder: Path, identities: dict[str, Identity], shards: list[str], map_path: str | None, *, allow_strangers: bool
 ) -> tuple[Sidecar, ...]:
     part_of_weights = set(shards)
     sidecars = [
@@ -256,7 +258,13 @@ def _find_sidecars(
         if path not in part_of_weights
     ]
     refused = [(sidecar.path, *refusal) for sidecar in sidecars if (refusal := _refusal(sidecar))]
-    if refused:
+    if allow_strangers:
+        for path, facts, _ in refused:
+            if _is_top_shard(path):
+                raise WrongBaseError(str(folder / path), facts, hint="move it out of the checkpoint")
+        strangers = {path for path, _, _ in refused}
+        sidecars = [sidecar for sidecar in sidecars if sidecar.path not in strangers]
+    elif refused:
         path, facts, _ = refused[0]
         more = f" (and {len(refused) - 1} more files are refused)" if len(refused) > 1 else ""
         raise DamagedError(str(folder / path), facts + more, hint=skip_hint(*(pattern for _, _, pattern in refused)))

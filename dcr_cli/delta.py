@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dcr_cli.commit import COMMIT_LIMIT, Commit, decode_commit, open_digests, open_manifest
-from dcr_cli.digest import DIGEST_BYTES, content_digest, files_digest
+from dcr_cli.digest import DIGEST_BYTES, content_digest, files_digest, object_digest
 from dcr_cli.document import CONTENT_LIMIT
 from dcr_cli.errors import DamagedError, LocalError, NotFoundError
 from dcr_cli.folder import Files, identity_of
@@ -33,6 +33,7 @@ class Delta:
 
     folder: Path
     commit: Commit
+    commit_blake3: bytes
     manifest: Manifest
     digests: NDArray[np.uint8]
     document_bytes: int
@@ -64,7 +65,7 @@ def open_delta(folder: str | os.PathLike[str]) -> Delta:
     digests_object = _read(root, DIGESTS_NAME, _OBJECT_LIMIT)
     digests = open_digests(commit, manifest, digests_object, str(root / DIGESTS_NAME))
     size = len(commit_object) + len(manifest_object) + len(digests_object)
-    delta = Delta(root, commit, manifest, digests, size)
+    delta = Delta(root, commit, object_digest(commit_object), manifest, digests, size)
     _check_target(delta)
     return delta
 

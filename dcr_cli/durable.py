@@ -1,8 +1,8 @@
 """Every change to local disk: create, write, sync, rename, link, remove. No other module changes it.
 
-Before each change the functions in `hooks` are called; a test that stops or records there sees every step there is. What is
-changed, and in which order, is the callers' business. Paths inside a folder are opened without following links, so nothing is
-ever written outside it.
+Before each change the functions in `hooks` are called; a test that stops or records there sees every step there is.
+What is changed, and in which order, is the callers' business. Paths inside a folder are opened without following
+links, so nothing is ever written outside it.
 """
 
 from __future__ import annotations
@@ -19,14 +19,30 @@ from types import TracebackType
 from typing import Any, Self
 
 from dcr_cli.errors import ConflictError, DamagedError, LocalError
+from dcr_cli.header import file_kind
 
-# Called before each step with what is about to happen and to which path; "rename", "link" and "clone" have a second path.
+# Called before each step with what is about to happen and to which path; "rename", "link" and "clone" have a second
+# path.
 hooks: list[Callable[[str, str, str], None]] = []
 
 NEW_FILE_MODE = 0o644
 PRIVATE_FILE_MODE = 0o600
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _FILE_FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
+_COPY_BYTES = 1 << 20
+# Where a file cannot share another one's bytes, or have a second name; what is asked for can be had by copying.
+_NOT_HERE = frozenset(
+    (
+        errno.EXDEV,
+        errno.EPERM,
+        errno.EACCES,
+        errno.EMLINK,
+        errno.EINVAL,
+        errno.ENOTTY,
+        errno.ENOSYS,
+        errno.EOPNOTSUPP,
+    )
+)
 _FICLONE = 0x40049409
 _GET_FLAGS = 0x80086601
 _FIXED_FLAGS = 0x30
@@ -90,27 +106,28 @@ class File:
         with translating(self.path, "cannot be given its size"):
             os.ftruncate(self.fd, size)
 
-    def clone_from(self, source_fd: int, source: Path) -> bool:
+    def clone_from(self, source: File) -> bool:
         """Share the bytes of another file where the file system can do that; False where it cannot."""
-        _step("clone", self.path, source)
+        _step("clone", self.path, source.path)
         try:
-            fcntl.ioctl(self.fd, _FICLONE, source_fd)
+            fcntl.ioctl(self.fd, _FICLONE, source.fd)
         except OSError as error:
-            if error.errno in (errno.EOPNOTSUPP, errno.EXDEV, errno.EINVAL, errno.ENOTTY, errno.ENOSYS, errno.EPERM):
+            if error.errno in _NOT_HERE:
                 return False
             raise _translated(error, self.path, "cannot be cloned") from error
         return True
 
-    def take_mode_of(self, status: os.stat_result) -> None:
-        """Take mode and owner of a file that this one will replace."""
-        own = os.fstat(self.fd)
-        with translating(self.path, f"cannot be given the owner {status.st_uid}:{status.st_gid} of what it replaces"):
-            if (own.st_uid, own.st_gid) != (status.st_uid, status.st_gid):
-                _step("chown", self.path)
-                os.fchown(self.fd, status.st_uid, status.st_gid)
-            if stat.S_IMODE(own.st_mode) != stat.S_IMODE(status.st_mode):
-                _step("chmod", self.path)
-                os.fchmod(self.fd, stat.S_IMODE(status.st_mode))
+    def copy_from(self, source: File) -> int:
+        """Copy all bytes of another file: how many."""
+        buffer = memoryview(bytearray(_COPY_BYTES))
+        offset = 0
+        while True:
+            with translating(source.path, "cannot be read"):
+                count = os.preadv(source.fd, [buffer], offset)
+            if not count:
+                return offset
+            self.write_at(offset, buffer[:count])
+            offset += count
 
     def sync(self) -> None:
         """Make the file's bytes durable. If it fails, nothing may be assumed of what the file holds."""
@@ -163,7 +180,8 @@ class Folder:
             return sorted(os.listdir(self.fd))
 
     def read(self, name: str, limit: int) -> bytes | None:
-        """Return the bytes of a file of at most `limit` bytes, None if it is not there; anything else is DamagedError."""
+        """Return the bytes of a file of at most `limit` bytes, None if it is not there; anything else is
+        DamagedError."""
         try:
             fd = self._open(name, os.O_RDONLY)
         except FileNotFoundError:
@@ -181,6 +199,16 @@ class Folder:
     def open_folder(self, name: str) -> Folder:
         with translating(self.path / name, "cannot be opened"), self._parent(name) as (fd, last):
             return Folder(os.open(last, _FOLDER_FLAGS | os.O_NOFOLLOW, dir_fd=fd), self.path / name)
+
+    def open_linked(self, name: str) -> File:
+        """Open a file to read it, also where its name is a link."""
+        with translating(self.path / name, "cannot be opened"), self._parent(name) as (fd, last):
+            return File(os.open(last, os.O_RDONLY | (_FILE_FLAGS & ~os.O_NOFOLLOW), dir_fd=fd), self.path / name)
+
+    def link_text(self, name: str) -> str:
+        """What a link says."""
+        with translating(self.path / name, "cannot be read"), self._parent(name) as (fd, last):
+            return os.readlink(last, dir_fd=fd)
 
     # Changing
 
@@ -215,7 +243,24 @@ class Folder:
         self.remove(new, missing_ok=True)
         self.write_file(new, data, mode)
         self.rename(new, self, name)
-        self.sync()
+        self.sync(name.rpartition("/")[0])
+
+    def take_mode(self, name: str, status: os.stat_result) -> None:
+        """Give a file mode and owner of another one, durably; LocalError if this process may not."""
+        with translating(self.path / name, f"cannot be given owner {status.st_uid}:{status.st_gid} and mode"):
+            file = File(self._open(name, os.O_RDONLY), self.path / name)
+            with file:
+                own = os.fstat(file.fd)
+                is_owner_new = (own.st_uid, own.st_gid) != (status.st_uid, status.st_gid)
+                is_mode_new = stat.S_IMODE(own.st_mode) != stat.S_IMODE(status.st_mode)
+                if is_owner_new:
+                    _step("chown", file.path)
+                    os.fchown(file.fd, status.st_uid, status.st_gid)
+                if is_mode_new:
+                    _step("chmod", file.path)
+                    os.fchmod(file.fd, stat.S_IMODE(status.st_mode))
+                if is_owner_new or is_mode_new:
+                    file.sync()
 
     def rename(self, name: str, to: Folder, new_name: str) -> None:
         """Move `name`, in one step, over whatever has the new name."""
@@ -228,27 +273,29 @@ class Folder:
         ):
             os.rename(last, new_last, src_dir_fd=fd, dst_dir_fd=new_fd)
 
-    def link_file(self, source: Path, name: str) -> bool:
-        """Give the file at `source` a second name here; False where that cannot be."""
-        _step("link", self.path / name, source)
+    def link_file(self, source: Folder, source_name: str, name: str) -> bool:
+        """Give a file of `source` a second name here; False where that cannot be."""
+        _step("link", self.path / name, source.path / source_name)
         try:
-            with self._parent(name) as (fd, last):
-                os.link(source, last, dst_dir_fd=fd, follow_symlinks=False)
+            with source._parent(source_name) as (fd, last), self._parent(name) as (new_fd, new_last):
+                os.link(last, new_last, src_dir_fd=fd, dst_dir_fd=new_fd, follow_symlinks=False)
         except OSError as error:
-            if error.errno in (errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS, errno.EACCES):
+            if error.errno in _NOT_HERE:
                 return False
             raise _translated(error, self.path / name, "cannot be linked") from error
         return True
 
     def make_link(self, text: str, name: str) -> None:
         """Create a symbolic link."""
-        _step("symlink", self.path / name, Path(text))
-        with translating(self.path / name, "cannot be made a link"):
-            os.symlink(text, name, dir_fd=self.fd)
+        _step("symlink", self.path / name, text)
+        with translating(self.path / name, "cannot be made a link"), self._parent(name) as (fd, last):
+            os.symlink(text, last, dir_fd=fd)
 
     def make_folder(self, name: str, mode: int = 0o755, *, exist_ok: bool = False) -> bool:
         """Create a folder; False if it was there. Its name is durable after its parent's `sync`."""
-        if exist_ok and (status := self.status(name)) is not None and stat.S_ISDIR(status.st_mode):
+        if exist_ok and (status := self.status(name)) is not None:
+            if not stat.S_ISDIR(status.st_mode):
+                raise DamagedError(str(self.path / name), f"is {file_kind(status.st_mode)}, not a folder")
             return False
         _step("mkdir", self.path / name)
         with translating(self.path / name, "cannot be created"), self._parent(name) as (fd, last):
@@ -277,6 +324,11 @@ class Folder:
         _step("rmdir", self.path / name)
         with translating(self.path / name, "cannot be removed"), self._parent(name) as (fd, last):
             os.rmdir(last, dir_fd=fd)
+
+    def is_empty(self, name: str) -> bool:
+        """Whether nothing is in the folder `name`."""
+        with self.open_folder(name) as folder:
+            return not folder.names()
 
     def remove_tree(self, name: str, *, missing_ok: bool = False) -> None:
         """Remove a folder and all in it, or a file; links are removed and not followed."""
@@ -326,7 +378,7 @@ class Folder:
             opened = os.open(last, flags | _FILE_FLAGS, PRIVATE_FILE_MODE, dir_fd=fd)
         if not stat.S_ISREG(os.fstat(opened).st_mode):
             os.close(opened)
-            raise DamagedError(str(self.path / name), "is not a file")
+            raise DamagedError(str(self.path / name), "is not a regular file")
         return opened
 
     @contextmanager

@@ -150,18 +150,23 @@ def header_bytes(start: bytes, total_bytes: int, what: str, *, max_header_bytes:
     return length
 
 
-def parse_header(raw: bytes, total_bytes: int, what: str) -> Header:
-    """Check the 8 length bytes and header of a file of `total_bytes` bytes, of which nothing else is needed."""
-    if len(raw) != LENGTH_BYTES + header_bytes(raw[:64], total_bytes, what):
+def parse_header(raw: bytes, total_bytes: int | None, what: str) -> Header:
+    """Check the 8 length bytes and header of a file of `total_bytes` bytes, of which nothing else is needed.
+
+    None, where there is no file yet, stands for as many bytes as the tensors need.
+    """
+    if len(raw) != LENGTH_BYTES + header_bytes(raw[:64], len(raw) if total_bytes is None else total_bytes, what):
         raise DamagedError(what, f"has {len(raw) - LENGTH_BYTES} bytes of header, not as many as it states")
     members = load_json(raw[LENGTH_BYTES:], what, _header_object)
     if not isinstance(members, dict):
         raise DamagedError(what, "its header is not a JSON object of tensors")
     check_levels(members, what)
     metadata = _metadata(members.pop("__metadata__", None), what)
-    data_bytes = total_bytes - len(raw)
     tensors = [_entry(name, member, what) for name, member in members.items()]
     tensors.sort(key=_data_order)
+    if total_bytes is None:
+        total_bytes = len(raw) + (tensors[-1].end if tensors else 0)
+    data_bytes = total_bytes - len(raw)
     _check_tiling(tensors, data_bytes, total_bytes, what)
     return Header(raw, metadata, tuple(tensors), data_bytes)
 

@@ -65,17 +65,23 @@ def _flock(file: File) -> None:
 
 
 def _holder(file: File) -> str:
-    pid, _, host = (os.pread(file.fd, 1024, 0).decode(errors="replace").split() + ["", "", ""])[:3]
+    pid, _, host = _fields(file)
     return f"process {pid} on {host}" if host else "its name is not known yet"
 
 
 def _check_no_other(file: File) -> None:
     """Some network mounts grant a lock twice. On one host that is seen: the last holder wrote who it is, and lives."""
-    pid, start, host = (os.pread(file.fd, 1024, 0).decode(errors="replace").split() + ["", "", ""])[:3]
+    pid, start, host = _fields(file)
     if host != socket.gethostname() or not pid.isdigit() or int(pid) == os.getpid():
         return
     if start != "-" and _start_of(int(pid)) == start:
         raise ConflictError(str(file.path), f"another dcr holds it: {_holder(file)}", hint="try again later")
+
+
+def _fields(file: File) -> list[str]:
+    """Process, its start and host, as the last holder wrote them; empty if it did not."""
+    fields = os.pread(file.fd, 1024, 0).decode(errors="replace").split()
+    return fields[:3] if len(fields) >= 3 else ["", "", ""]
 
 
 def _this_process() -> bytes:

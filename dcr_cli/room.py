@@ -1,4 +1,7 @@
-"""How much room a file system, or the memory it lives in, has left. It reads what the system says and changes nothing."""
+"""How much room a file system, or the memory it lives in, has left.
+
+It reads what the system says and changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,8 @@ from dcr_cli.durable import Folder, translating
 
 
 def free_bytes(folder: Folder) -> int:
-    """Bytes that may still be written to the folder's file system; of one that lives in memory, at most half of what is free."""
+    """Bytes that may still be written to the folder's file system; of one that lives in memory, at most half of
+    what is free."""
     with translating(folder.path, "its file system cannot be looked at"):
         facts = os.fstatvfs(folder.fd)
         device = os.fstat(folder.fd).st_dev

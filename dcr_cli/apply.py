@@ -1,0 +1,173 @@
+"""Brings a checkpoint from a delta's base to its target, byte for byte; what was stopped is finished by the next run.
+
+This module checks what is asked for and chooses the way; change.py changes a receiver where it is, beside.py builds a
+new folder.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from dcr_cli.apply_result import ApplyResult, done, nothing_done
+from dcr_cli.beside import apply_aside, apply_to
+from dcr_cli.change import Change
+from dcr_cli.delta import open_delta
+from dcr_cli.durable import Folder
+from dcr_cli.errors import IncompleteError, UsageError
+from dcr_cli.folder import Identity, identity_of, scan
+from dcr_cli.job import Job, Progress, Target, sums_of, whole_work
+from dcr_cli.payload import PayloadReader
+from dcr_cli.places import changed_paths, check_plan
+from dcr_cli.receiver import Marker, Receiver
+from dcr_cli.survey import is_there_already, judge, look_at, open_root
+from dcr_cli.work import default_jobs
+
+__all__ = ["MODES", "ApplyResult", "apply"]
+
+REPLACE, IN_PLACE, ASIDE = MODES = ("replace", "in-place", "aside")
+
+
+def apply(
+    delta: str | Path,
+    checkpoint: str | Path,
+    *,
+    to: str | Path | None = None,
+    mode: str = REPLACE,
+    jobs: int | None = None,
+    dry_run: bool = False,
+    keep_previous: bool = False,
+    skip: Sequence[str] = (),
+    progress: Progress | None = None,
+) -> ApplyResult:
+    """Bring `checkpoint` from the base of `delta` to its target; with `to`, build the target there instead.
+
+    `mode` replace stages new shards and renames them, in-place patches shards where they lie, and aside builds beside
+    the folder that the link `checkpoint` points at and turns the link; `keep_previous` leaves that folder. A receiver
+    that is at the target is left alone. Before anything changes, the delta and the base are read and checked, and
+    every tensor's result: an error until then leaves the checkpoint as it was. Stopped later, it says that it is
+    incomplete until the same call finishes it. Raises NotFoundError, DamagedError (IncompleteError if another delta
+    has to be finished first), WrongBaseError, ConflictError (another apply holds it), LocalError, UsageError.
+    """
+    _check_arguments(mode, jobs, is_apart=to is not None, keep_previous=keep_previous)
+    _check_apart(Path(delta), Path(checkpoint), Path(to) if to is not None else None)
+    opened = open_delta(delta)
+    with PayloadReader(opened.folder, opened.manifest.payloads) as payloads:
+        threads = jobs or default_jobs()
+        payloads.verify_all(threads)
+        target = Target(opened, payloads, threads, progress)
+        if dry_run:
+            with open_root(checkpoint) as root:
+                return _rehearse(root, target, mode, skip)
+        if to is not None:
+            return apply_to(Path(checkpoint), Path(to), target, skip)
+        if mode == ASIDE:
+            return apply_aside(Path(checkpoint), target, skip, keep_previous=keep_previous)
+        with open_root(checkpoint) as root, Receiver(root) as receiver:
+            marker = receiver.read_marker()
+            if marker is not None:
+                return _finish(receiver, target, marker)
+            return _change(receiver, target, mode, skip)
+
+
+def _change(receiver: Receiver, target: Target, mode: str, skip: Sequence[str]) -> ApplyResult:
+    root = receiver.root
+    found, job = look_at(root, target, skip)
+    if is_there_already(found, job):
+        return nothing_done(str(root.path), mode, job, exact=not found.is_base, foreign=found.foreign, dry_run=False)
+    plan = job.plan(is_exact=found.is_base, in_place=mode == IN_PLACE)
+    change = Change(receiver, job, plan)
+    if change.carry_out(found, mode, target.delta.commit_blake3):
+        return nothing_done(str(root.path), mode, job, exact=plan.is_exact, foreign=found.foreign, dry_run=False)
+    return done(
+        str(root.path),
+        mode,
+        job,
+        plan,
+        files=change.changed_paths,
+        bytes_written=change.bytes_written,
+        foreign=found.foreign,
+    )
+
+
+def _finish(receiver: Receiver, target: Target, marker: Marker) -> ApplyResult:
+    """Finish the change that `marker` tells of, as it was begun."""
+    root = receiver.root
+    check_same_delta(root, target, marker)
+    base, digests = receiver.read_base(marker)
+    identities = _present(root, [file.path for file in base.files])
+    job = Job(target, base, root.path, identities, sums_of(row.tobytes() for row in digests))
+    plan = job.plan(is_exact=marker.is_exact, in_place=marker.mode == IN_PLACE)
+    change = Change(receiver, job, plan)
+    change.finish()
+    ours = {*(shard.path for shard in plan.shards), *(file.path for file in base.files), *change.changed_paths}
+    ours |= {row.path for row in target.delta.manifest.files}
+    foreign = tuple(path for path in scan(root.path, skip=target.delta.manifest.skipped) if path not in ours)
+    return done(
+        str(root.path),
+        marker.mode,
+        job,
+        plan,
+        files=change.changed_paths,
+        bytes_written=change.bytes_written,
+        foreign=foreign,
+        recovered=True,
+    )
+
+
+def check_same_delta(root: Folder, target: Target, marker: Marker) -> None:
+    """Raise IncompleteError unless the change in progress is that of this delta, and one that can be finished."""
+    if marker.mode not in (REPLACE, IN_PLACE):
+        facts = "was being built when it was stopped"
+        raise IncompleteError(str(root.path), facts, hint="run the dcr apply that was building it again")
+    if marker.commit != target.delta.commit_blake3:
+        facts = f"an apply of another delta, {marker.delta}, to it was stopped"
+        raise IncompleteError(str(root.path), facts, hint=f"finish it first: dcr apply {marker.delta} {root.path}")
+
+
+def _rehearse(root: Folder, target: Target, mode: str, skip: Sequence[str]) -> ApplyResult:
+    """Do all that changes nothing: read, decode and check everything, and say what would be done."""
+    found, job = look_at(root, target, skip)
+    if is_there_already(found, job):
+        return nothing_done(str(root.path), mode, job, exact=not found.is_base, foreign=found.foreign, dry_run=True)
+    plan = job.plan(is_exact=found.is_base, in_place=mode == IN_PLACE)
+    paths = changed_paths(plan)
+    check_plan(root, plan, paths)
+    outcome = job.run(whole_work(plan.shards), whole_base=True, stage="check")
+    if judge(found, job, outcome.base_sums):
+        return nothing_done(str(root.path), mode, job, exact=plan.is_exact, foreign=found.foreign, dry_run=True)
+    outcome.check_target()
+    return done(str(root.path), mode, job, plan, files=paths, bytes_written=0, foreign=found.foreign, dry_run=True)
+
+
+def _present(root: Folder, paths: Sequence[str]) -> dict[str, Identity]:
+    found = {}
+    for path in paths:
+        try:
+            found[path] = identity_of(os.stat(path, dir_fd=root.fd))
+        except OSError:
+            continue
+    return found
+
+
+def _check_arguments(mode: str, jobs: int | None, *, is_apart: bool, keep_previous: bool) -> None:
+    if mode not in MODES:
+        raise UsageError("mode", f"one of {', '.join(MODES)} expected, found {mode!r}")
+    if is_apart and mode != REPLACE:
+        raise UsageError("apply", f"to and mode {mode} exclude each other")
+    if keep_previous and mode != ASIDE:
+        raise UsageError("apply", "keep_previous needs mode aside")
+    if jobs is not None and jobs < 1:
+        raise UsageError("jobs", f"a number from 1 on expected, found {jobs}")
+
+
+def _check_apart(delta: Path, checkpoint: Path, to: Path | None) -> None:
+    """A folder that is changed must hold nothing that is read, and the other way round."""
+    places = {"delta": delta.resolve(), "checkpoint": checkpoint.resolve()}
+    if to is not None:
+        places["output"] = to.resolve()
+    for name, place in places.items():
+        for other, around in places.items():
+            if name != other and (place == around or around in place.parents):
+                raise UsageError(str(place), f"the {name} cannot lie inside the {other} {around}")
