@@ -569,7 +569,8 @@ def test_no_file_is_mapped(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 # Size
 
 
-def test_2000_shards(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("few_descriptors")
+def test_2000_shards_with_few_descriptors(tmp_path: Path) -> None:
     tensors: dict[str, TensorData] = {f"t{n}": ("U8", (1,), bytes([n % 256])) for n in range(2000)}
     root = write_checkpoint(tmp_path, tensors, shards=2000)
     assert all_tensors(open_checkpoint(root)) == tensors

@@ -1,10 +1,8 @@
 from __future__ import annotations
 
 import os
-import resource
 import socket
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -247,14 +245,6 @@ def test_check_same_names_what_came_and_went(tmp_path: Path) -> None:
     fill(tmp_path, "Z")
     with pytest.raises(ConflictError, match="Z: changed while reading: it is new"):
         check_same(tmp_path, before, scan(tmp_path))
-
-
-@pytest.fixture
-def few_descriptors() -> Iterator[None]:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def open_descriptors() -> int:

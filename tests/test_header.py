@@ -357,6 +357,16 @@ def test_any_stated_length_of_the_header_is_checked_first(length: int) -> None:
     assert peak < 1 << 20
 
 
+@pytest.mark.parametrize("beyond", [1, 7, 8, 9])
+def test_a_header_that_would_end_after_the_file_is_not_read(tmp_path: Path, beyond: int) -> None:
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(struct.pack("<Q", 92 + beyond) + b"{}" + b" " * 90)
+    with pytest.raises(DamagedError, match=f"has 100 bytes, but its header alone should have {92 + beyond}"):
+        read_path(path)
+    path.write_bytes(struct.pack("<Q", 92) + b"{}" + b" " * 90)
+    assert read_path(path).tensors == ()
+
+
 @pytest.mark.parametrize("size", range(9))
 def test_a_file_of_up_to_8_bytes_is_refused(size: int) -> None:
     message = refusal_of(bytes(size))

@@ -34,7 +34,7 @@ def test_safe_path_is_returned(path: str) -> None:
 @pytest.mark.parametrize(
     ("path", "fault"),
     [
-        ("", "empty"),
+        ("", "it is empty"),
         ("/", "root"),
         ("/etc/passwd", "root"),
         ("../x", "dot"),
