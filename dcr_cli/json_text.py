@@ -96,7 +96,7 @@ def _check_surrogates(text: str) -> None:
     for match in _ESCAPE.finditer(text):
         unit = int(match[1], 16) if match[1] else 0
         is_low = 0xDC00 <= unit < 0xE000
-        if is_low != (match.start() == high_ends_at):
+        if (is_low or high_ends_at >= 0) and not (is_low and match.start() == high_ends_at):
             break
         high_ends_at = match.end() if 0xD800 <= unit < 0xDC00 else -1
     else:

@@ -76,6 +76,19 @@ def test_text_that_is_not_strict_is_refused(text: bytes, fault: str) -> None:
     assert len(str(caught.value)) < 200
 
 
+@given(st.lists(st.text(st.sampled_from("a\\\n\ud800\udbff\udc00\udfff\U0001f600"), max_size=5), max_size=3))
+def test_strings_are_read_when_and_only_when_they_have_no_lone_surrogate(strings: list[str]) -> None:
+    text = json.dumps(strings)
+    expected = json.loads(text)
+    try:
+        "".join(f"{string}\n" for string in expected).encode()
+    except UnicodeEncodeError:
+        with pytest.raises(DamagedError, match="surrogate"):
+            strict_json(text.encode(), "f")
+    else:
+        assert strict_json(text.encode(), "f") == expected
+
+
 @pytest.mark.parametrize(
     ("text", "value"),
     [
