@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from dcr_cli.errors import DamagedError
 from dcr_cli.json_text import strict_json
@@ -76,6 +76,7 @@ def test_text_that_is_not_strict_is_refused(text: bytes, fault: str) -> None:
     assert len(str(caught.value)) < 200
 
 
+@settings(max_examples=500)
 @given(st.lists(st.text(st.sampled_from("a\\\n\ud800\udbff\udc00\udfff\U0001f600"), max_size=5), max_size=3))
 def test_strings_are_read_when_and_only_when_they_have_no_lone_surrogate(strings: list[str]) -> None:
     text = json.dumps(strings)
