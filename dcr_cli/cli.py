@@ -311,6 +311,7 @@ def apply(
         bool, typer.Option("--keep-previous", help="With --aside: keep the folder the link pointed at.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Say what would be done; change nothing.")] = False,
+    skip: Skip = None,
 ) -> int:
     """Bring CHECKPOINT from a delta's base to its target, byte for byte; safe to stop and to run again."""
     chosen = [name for name, given in (("--to", to is not None), ("--in-place", in_place), ("--aside", aside)) if given]
@@ -330,9 +331,10 @@ def apply(
             jobs=session.jobs,
             dry_run=dry_run,
             keep_previous=keep_previous,
+            skip=skip or (),
             progress=progress,
         )
-    return session.finish(result, lambda: people.apply_lines(result, verbose=session.options.verbose))
+    return session.finish(result, lambda: people.apply_lines(result))
 
 
 @command

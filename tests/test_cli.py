@@ -117,7 +117,7 @@ def test_quiet_is_quiet(command: str, run: Run, tiny_pair: tuple[Path, Path], de
 @pytest.mark.parametrize("bare", [False, True])
 def test_json_of_a_failure_is_one_document(command: str, bare: bool, run: Run, tmp_path: Path) -> None:
     arguments = {"diff": 2, "apply": 2, "verify": 1, "show": 1, "inspect": 1}[command]
-    nowhere = [] if bare else [tmp_path / "nowhere"] * arguments
+    nowhere = [] if bare else [tmp_path / f"nowhere-{number}" for number in range(arguments)]
     ran = run(command, *nowhere, "--json")
     code = 2 if bare else 3
     error = ran.json["error"]

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from dcr_cli.apply_result import ApplyResult
     from dcr_cli.diff import DiffResult
     from dcr_cli.digest import State
     from dcr_cli.inspect import InspectResult
@@ -145,6 +146,48 @@ def _diff_facts(result: DiffResult) -> Iterator[tuple[str, str]]:
     yield "target", state(result.target)
     if result.output is not None:
         yield "written to", names([result.output])
+
+
+def apply_lines(result: ApplyResult) -> Iterator[Line]:
+    """What was done, or would be."""
+    where = names([result.checkpoint])
+    if result.already:
+        yield Line(f"already there: {where} is at the target", "bold green")
+    elif result.dry_run:
+        yield Line(f"would bring {where} to the target; nothing was changed", "bold")
+    else:
+        finished = "; a change that had been stopped was finished" if result.recovered else ""
+        yield Line(f"done: {where} is at the target{finished}", "bold green")
+    yield from facts(_apply_facts(result))
+
+
+def _apply_facts(result: ApplyResult) -> Iterator[tuple[str, str]]:
+    if not result.already:
+        counts = (
+            ("patched in place", result.patched_shards),
+            ("rewritten", result.rewritten_shards),
+            ("kept", result.kept_shards),
+        )
+        yield "tensors", f"{result.changed_tensors:,} changed"
+        yield "shards", ", ".join(f"{count:,} {what}" for what, count in counts if count) or "none"
+        if result.files_changed:
+            yield "files", f"{len(result.files_changed):,}: {names(result.files_changed)}"
+        if not result.dry_run:
+            yield "written", size(result.bytes_written)
+        elif result.room_bytes:
+            yield "room", f"{size(result.room_bytes)} needed"
+    yield "target", state(result.target)
+    if not result.exact:
+        yield "note", "it holds the target's tensors and files in shards of its own"
+    if result.foreign:
+        yield "left alone", f"{amount(len(result.foreign), 'file')} that dcr does not know: {names(result.foreign)}"
+    if result.differing:
+        yield (
+            "differing",
+            f"{amount(len(result.differing), 'file')} that the delta does not carry: {names(result.differing)}",
+        )
+    if result.previous is not None:
+        yield "previous", names([result.previous])
 
 
 def verify_lines(result: VerifyResult) -> Iterator[Line]:

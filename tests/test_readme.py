@@ -1,0 +1,64 @@
+"""The README's commands and code run as they stand, and its tree names every file that there is."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dcr_cli.cli import main
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture
+def folder(tiny_pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the checkpoints that the README speaks of, tiny ones."""
+    for name in ("step-1", "rollout"):
+        shutil.copytree(tiny_pair[0], tmp_path / name)
+    shutil.copytree(tiny_pair[1], tmp_path / "step-2")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_commands_run(folder: Path) -> None:
+    lines = [line for block in blocks("console") for line in block.splitlines()]
+    commands = [shlex.split(line[2:], comments=True) for line in lines if line.startswith("$ dcr ")]
+    assert {command[1] for command in commands} == {"diff", "apply", "verify", "show", "inspect"}
+    for command in commands:
+        assert main(command[1:]) == 0, command
+
+
+def test_the_code_runs(folder: Path) -> None:
+    for block in blocks("python"):
+        subprocess.run([sys.executable, "-c", block], check=True, cwd=folder)
+
+
+def test_the_scripts_are_there() -> None:
+    for script in re.findall(r"^\$ (scripts/\w+)", README, re.MULTILINE):
+        assert (ROOT / script).stat().st_mode & 0o111
+
+
+def test_the_tree_names_every_file() -> None:
+    tree = next(block for block in blocks("text") if "dcr_cli/" in block)
+    told = set(re.findall(r"^ *([\w./*-]+)", tree, re.MULTILINE))
+    for place in ("dcr_cli", "dcr_cli/report", "kernels/dcr_kernels", "scripts"):
+        for file in (ROOT / place).iterdir():
+            is_code = file.suffix in (".py", ".md") or (place == "scripts" and not file.suffix)
+            if file.is_file() and is_code and file.name != "__init__.py":
+                assert file.name in told, f"README's tree does not name {place}/{file.name}"
+
+
+def test_links_lead_somewhere() -> None:
+    for link in re.findall(r"\]\(([^)#]+)", README):
+        assert "://" in link or (ROOT / link).exists(), link
