@@ -14,7 +14,7 @@ ALWAYS_INLINE unsigned exponent_of(uint64_t element, struct field exponent) {
 }
 
 ALWAYS_INLINE unsigned class_of(unsigned exponent, unsigned top) {
-    unsigned distance = top > exponent ? top - exponent : 0;
+    unsigned distance = exponent < top ? top - exponent : 0;
     return distance < CLASSES - 1 ? distance : CLASSES - 1;
 }
 
@@ -52,16 +52,16 @@ ALWAYS_INLINE unsigned classify_vector(const uint8_t *base, int width, struct fi
     __m256i mask = width == 1 ? _mm256_set1_epi8((char)ones) : width == 2 ? _mm256_set1_epi16((short)ones) : _mm256_set1_epi32(ones);
     __m128i shift = _mm_cvtsi32_si128((int)exponent.shift);
     __m256i tops = _mm256_set1_epi8((char)top), last = _mm256_set1_epi8(CLASSES - 1);
-    __m256i not_above = _mm256_setzero_si256();
+    __m256i above = _mm256_set1_epi8(CHUNK / 32);
+#pragma GCC unroll 2
     for (int i = 0; i < CHUNK; i += 32) {
         __m256i x = exponents32(base + i * width, width, shift, mask);
-        __m256i class = _mm256_min_epu8(_mm256_subs_epu8(tops, x), last);
-        _mm256_storeu_si256((__m256i *)(classes + i), class);
-        not_above = _mm256_sub_epi8(not_above, _mm256_cmpeq_epi8(_mm256_min_epu8(x, tops), x));
+        _mm256_storeu_si256((__m256i *)(classes + i), _mm256_min_epu8(_mm256_subs_epu8(tops, x), last));
+        above = _mm256_add_epi8(above, _mm256_cmpeq_epi8(_mm256_max_epu8(x, tops), tops));
     }
-    __m256i sums = _mm256_sad_epu8(not_above, _mm256_setzero_si256());
+    __m256i sums = _mm256_sad_epu8(above, _mm256_setzero_si256());
     __m128i half = _mm_add_epi64(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1));
-    return CHUNK - (unsigned)(_mm_cvtsi128_si64(half) + _mm_extract_epi64(half, 1));
+    return (unsigned)_mm_cvtsi128_si32(_mm_add_epi32(half, _mm_unpackhi_epi64(half, half)));
 }
 
 #endif
@@ -71,13 +71,15 @@ ALWAYS_INLINE unsigned classify_vector(const uint8_t *base, int width, struct fi
 static const uint8_t pair_tables[8][16] = {PAIR_TABLE(0), PAIR_TABLE(1), PAIR_TABLE(2), PAIR_TABLE(3),
                                            PAIR_TABLE(4), PAIR_TABLE(5), PAIR_TABLE(6), PAIR_TABLE(7)};
 
-/* How many of a chunk's elements are of each class. */
+/* Adds to `members` how many of a chunk's elements are of each class, modulo 2^16. */
 #ifdef WITH_AVX2
 
-ALWAYS_INLINE void count_chunk(const uint8_t *classes, uint16_t counts[CLASSES]) {
+ALWAYS_INLINE void count_chunk(const uint8_t *classes, uint16_t members[CLASSES]) {
     const __m256i nibble = _mm256_set1_epi8(15), zero = _mm256_setzero_si256();
-    __m256i lanes[8], quarter[4];
+    __m256i lanes[8], both[8], quarter[4];
     for (int i = 0; i < 8; i++) lanes[i] = load256(classes + 32 * i);
+    /* Unrolled, this needs more registers than there are. */
+#pragma GCC unroll 1
     for (int pair = 0; pair < 8; pair++) {
         /* Eight vectors add at most 8 to a nibble; PADDING looks up 0. */
         __m256i table = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)pair_tables[pair]));
@@ -88,21 +90,57 @@ ALWAYS_INLINE void count_chunk(const uint8_t *classes, uint16_t counts[CLASSES])
         __m256i sum = _mm256_add_epi8(_mm256_add_epi8(a, b), _mm256_add_epi8(c, d));
         __m256i even = _mm256_sad_epu8(_mm256_and_si256(sum, nibble), zero);
         __m256i odd = _mm256_sad_epu8(_mm256_and_si256(_mm256_srli_epi16(sum, 4), nibble), zero);
-        __m256i both = _mm256_or_si256(even, _mm256_slli_epi64(odd, 16));
-        quarter[pair / 2] = pair % 2 ? _mm256_or_si256(quarter[pair / 2], _mm256_slli_epi64(both, 32)) : both;
+        both[pair] = _mm256_or_si256(even, _mm256_slli_epi64(odd, 16));
     }
     /* quarter[i] holds classes 4i .. 4i + 3 as u16 in each of four lanes; add the lanes up. */
+    for (int i = 0; i < 4; i++) quarter[i] = _mm256_or_si256(both[2 * i], _mm256_slli_epi64(both[2 * i + 1], 32));
     __m256i ab = _mm256_add_epi16(_mm256_permute2x128_si256(quarter[0], quarter[2], 0x20),
                                   _mm256_permute2x128_si256(quarter[0], quarter[2], 0x31));
     __m256i cd = _mm256_add_epi16(_mm256_permute2x128_si256(quarter[1], quarter[3], 0x20),
                                   _mm256_permute2x128_si256(quarter[1], quarter[3], 0x31));
     __m256i all = _mm256_add_epi16(_mm256_unpacklo_epi64(ab, cd), _mm256_unpackhi_epi64(ab, cd));
-    _mm256_storeu_si256((__m256i *)counts, all);
+    _mm256_storeu_si256((__m256i *)members, _mm256_add_epi16(load256((const uint8_t *)members), all));
 }
 
-#elif defined(WITH_NEON)
+/* How many of a group's 64 numbers, none above 2^15, are at most `limit`. */
+ALWAYS_INLINE unsigned count_at_most(const uint16_t numbers[GROUP], unsigned limit) {
+    __m256i limits = _mm256_set1_epi16((short)limit);
+    unsigned count = GROUP;
+    for (int i = 0; i < GROUP; i += 32) {
+        __m256i low = _mm256_cmpgt_epi16(load256((const uint8_t *)(numbers + i)), limits);
+        __m256i high = _mm256_cmpgt_epi16(load256((const uint8_t *)(numbers + i + 16)), limits);
+        count -= (unsigned)__builtin_popcount((unsigned)_mm256_movemask_epi8(_mm256_packs_epi16(low, high)));
+    }
+    return count;
+}
 
-ALWAYS_INLINE void count_chunk(const uint8_t *classes, uint16_t counts[CLASSES]) {
+/* Turns rows of classes into rows of chunks. */
+ALWAYS_INLINE void transpose_group(const uint16_t by_chunk[GROUP][CLASSES], uint16_t by_class[CLASSES][GROUP]) {
+    for (int chunk = 0; chunk < GROUP; chunk += 8) {
+        for (int class = 0; class < CLASSES; class += 8) {
+            __m128i a[8], b[8];
+            for (int i = 0; i < 8; i++) a[i] = _mm_loadu_si128((const __m128i *)&by_chunk[chunk + i][class]);
+            for (int i = 0; i < 4; i++) {
+                b[2 * i] = _mm_unpacklo_epi16(a[i], a[i + 4]);
+                b[2 * i + 1] = _mm_unpackhi_epi16(a[i], a[i + 4]);
+            }
+            for (int i = 0; i < 4; i++) {
+                a[2 * i] = _mm_unpacklo_epi16(b[i], b[i + 4]);
+                a[2 * i + 1] = _mm_unpackhi_epi16(b[i], b[i + 4]);
+            }
+            for (int i = 0; i < 4; i++) {
+                _mm_storeu_si128((__m128i *)&by_class[class + 2 * i][chunk], _mm_unpacklo_epi16(a[i], a[i + 4]));
+                _mm_storeu_si128((__m128i *)&by_class[class + 2 * i + 1][chunk], _mm_unpackhi_epi16(a[i], a[i + 4]));
+            }
+        }
+    }
+}
+
+#else
+
+#ifdef WITH_NEON
+
+ALWAYS_INLINE void count_chunk(const uint8_t *classes, uint16_t members[CLASSES]) {
     for (int pair = 0; pair < 8; pair++) {
         uint8x16_t table = vld1q_u8(pair_tables[pair]), even = vdupq_n_u8(0), odd = even;
         for (int half = 0; half < 2; half++) {
@@ -111,18 +149,31 @@ ALWAYS_INLINE void count_chunk(const uint8_t *classes, uint16_t counts[CLASSES])
             even = vaddq_u8(even, vandq_u8(sum, vdupq_n_u8(15)));
             odd = vaddq_u8(odd, vshrq_n_u8(sum, 4));
         }
-        counts[2 * pair] = vaddlvq_u8(even);
-        counts[2 * pair + 1] = vaddlvq_u8(odd);
+        members[2 * pair] = (uint16_t)(members[2 * pair] + vaddlvq_u8(even));
+        members[2 * pair + 1] = (uint16_t)(members[2 * pair + 1] + vaddlvq_u8(odd));
     }
 }
 
 #else
 
-ALWAYS_INLINE void count_chunk(const uint8_t *classes, uint16_t counts[CLASSES]) {
+ALWAYS_INLINE void count_chunk(const uint8_t *classes, uint16_t members[CLASSES]) {
     uint16_t bins[4][256] = {{0}};
     for (int i = 0; i < CHUNK; i += 4)
         for (int j = 0; j < 4; j++) bins[j][classes[i + j]]++;
-    for (int c = 0; c < CLASSES; c++) counts[c] = (uint16_t)(bins[0][c] + bins[1][c] + bins[2][c] + bins[3][c]);
+    for (int c = 0; c < CLASSES; c++) members[c] = (uint16_t)(members[c] + bins[0][c] + bins[1][c] + bins[2][c] + bins[3][c]);
+}
+
+#endif
+
+ALWAYS_INLINE unsigned count_at_most(const uint16_t numbers[GROUP], unsigned limit) {
+    uint16_t count = 0;
+    for (int i = 0; i < GROUP; i++) count += numbers[i] <= limit;
+    return count;
+}
+
+ALWAYS_INLINE void transpose_group(const uint16_t by_chunk[GROUP][CLASSES], uint16_t by_class[CLASSES][GROUP]) {
+    for (int class = 0; class < CLASSES; class++)
+        for (int chunk = 0; chunk < GROUP; chunk++) by_class[class][chunk] = by_chunk[chunk][class];
 }
 
 #endif
@@ -134,30 +185,87 @@ ALWAYS_INLINE unsigned classify_chunk(const uint8_t *base, size_t count, int wid
     return classify_plain(base, count, width, exponent, top, classes);
 }
 
-/* How many of the first `end` elements of a chunk are of the class. */
+#if defined(WITH_AVX2) && !defined(WITH_AVX512)
+
+/* Here moving bytes to bits is slow, so both functions add up bytes. */
+
+static const uint8_t first_bytes[2 * CHUNK] = {
+#define ONES_16 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1
+#define ONES_64 ONES_16, ONES_16, ONES_16, ONES_16
+    ONES_64, ONES_64, ONES_64, ONES_64};
+
+/* How many of the first `end` elements, at most CHUNK, of a chunk are of the class. */
+ALWAYS_INLINE unsigned rank_in_chunk(const uint8_t *classes, unsigned class, unsigned end) {
+    const uint8_t *ones = first_bytes + CHUNK - end;
+    __m256i wanted = _mm256_set1_epi8((char)class), sum = _mm256_setzero_si256();
+    for (int i = 0; i < CHUNK; i += 32)
+        sum = _mm256_add_epi8(sum, _mm256_and_si256(_mm256_cmpeq_epi8(load256(classes + i), wanted), load256(ones + i)));
+    sum = _mm256_sad_epu8(sum, _mm256_setzero_si256());
+    __m128i half = _mm_add_epi32(_mm256_castsi256_si128(sum), _mm256_extracti128_si256(sum, 1));
+    return (unsigned)(_mm_cvtsi128_si32(half) + _mm_extract_epi32(half, 2));
+}
+
+/* How many of each 64 elements of a chunk are of the class, as four u16. */
+ALWAYS_INLINE uint64_t members_by_word(const uint8_t *classes, unsigned class) {
+    __m256i wanted = _mm256_set1_epi8((char)class), zero = _mm256_setzero_si256(), sums = zero;
+    for (int word = CHUNK / 64 - 1; word >= 0; word--) {
+        __m256i low = _mm256_cmpeq_epi8(load256(classes + 64 * word), wanted);
+        __m256i high = _mm256_cmpeq_epi8(load256(classes + 64 * word + 32), wanted);
+        __m256i sum = _mm256_sad_epu8(_mm256_sub_epi8(zero, _mm256_add_epi8(low, high)), zero);
+        sums = _mm256_or_si256(_mm256_slli_epi64(sums, 16), sum);
+    }
+    __m128i half = _mm_add_epi64(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1));
+    return (uint64_t)_mm_cvtsi128_si64(_mm_add_epi64(half, _mm_unpackhi_epi64(half, half)));
+}
+
+#else
+
 ALWAYS_INLINE unsigned rank_in_chunk(const uint8_t *classes, unsigned class, unsigned end) {
     unsigned rank = 0;
     for (unsigned word = 0; word < CHUNK / 64; word++) {
-        uint64_t mask = equal_mask(classes + 64 * word, (uint8_t)class);
-        unsigned first = 64 * word;
-        uint64_t wanted = end <= first ? 0 : low_bits(end - first);
-        rank += (unsigned)__builtin_popcountll(mask & wanted);
+        /* No branch: in which word the end is cannot be guessed. */
+        uint64_t full = -(uint64_t)(word < end / 64), part = -(uint64_t)(word == end / 64);
+        uint64_t wanted = full | (part & ((UINT64_C(1) << end % 64) - 1));
+        rank += (unsigned)__builtin_popcountll(equal_mask(classes + 64 * word, (uint8_t)class) & wanted);
     }
     return rank;
 }
 
+ALWAYS_INLINE uint64_t members_by_word(const uint8_t *classes, unsigned class) {
+    uint64_t members = 0;
+    for (unsigned word = 0; word < CHUNK / 64; word++)
+        members |= (uint64_t)__builtin_popcountll(equal_mask(classes + 64 * word, (uint8_t)class)) << 16 * word;
+    return members;
+}
+
+#endif
+
 /* Where in a chunk the element of the class with this rank is; the chunk has more elements of the class than that. */
 ALWAYS_INLINE unsigned select_in_chunk(const uint8_t *classes, unsigned class, unsigned rank) {
-    uint64_t mask[CHUNK / 64];
-    for (unsigned word = 0; word < CHUNK / 64; word++) mask[word] = equal_mask(classes + 64 * word, (uint8_t)class);
-    unsigned word = 0;
-    for (unsigned i = 0; i + 1 < CHUNK / 64; i++) {
-        unsigned count = (unsigned)__builtin_popcountll(mask[i]);
-        unsigned is_later = word == i && rank >= count;
-        rank -= is_later ? count : 0;
-        word += is_later;
+    const uint64_t each = UINT64_C(0x0001000100010001), highest = UINT64_C(0x8000800080008000);
+    /* Members up to the end of each word; then the highest bit of each u16 says whether that is at most the rank. */
+    uint64_t ends = members_by_word(classes, class) * each;
+    uint64_t passed = ((rank * each) | highest) - ends;
+    unsigned word = (unsigned)__builtin_popcountll(passed & (highest >> 16));
+    unsigned before = (unsigned)(ends << 16 >> 16 * word) & 0xffff;
+    return 64 * word + select_bit(equal_mask(classes + 64 * word, (uint8_t)class), rank - before);
+}
+
+/* Classifies the elements [first, first + count), at most a group, of a block. `starts` gets the members of each class before
+ * each chunk, `members` those of the group. Returns how many exponents are above `top`. */
+ALWAYS_INLINE uint64_t classify_group(int width, const struct block *block, size_t first, size_t count, unsigned top, uint8_t *classes,
+                                      uint16_t starts[GROUP][CLASSES], uint16_t members[CLASSES]) {
+    const uint8_t *base = block->base + first * (size_t)width;
+    struct field exponent = block->exponent;
+    uint64_t above = 0;
+    memset(members, 0, CLASSES * sizeof *members);
+    for (size_t chunk = 0; chunk < chunks_of(count); chunk++, base += CHUNK * width, classes += CHUNK) {
+        size_t left = count - chunk * CHUNK;
+        above += classify_chunk(base, left < CHUNK ? left : CHUNK, width, exponent, top, classes);
+        memcpy(starts[chunk], members, CLASSES * sizeof *members);
+        count_chunk(classes, members);
     }
-    return 64 * word + select_bit(mask[word], rank);
+    return above;
 }
 
 /* The smallest t with 256 * #{exponents > t} <= count, by counting them all. */

@@ -14,7 +14,9 @@
 #define ROW_BYTES 8192
 #define CLASSES 16
 #define STATES 32
+/* Elements whose classes are counted together, and chunks whose counts are summed up in 16 bits. */
 #define CHUNK 256
+#define GROUP 64
 #define LONGEST_CODE 12
 #define MOST_SYMBOLS 2048
 /* Writable bytes or entries past the end of every output, so that stores need no bounds of their own. */
@@ -112,11 +114,13 @@ struct kernels {
 
 static inline size_t chunks_of(size_t count) { return (count + CHUNK - 1) / CHUNK; }
 
-/* A class, a sign and a rank for each change. */
-static inline size_t draft_work_bytes(size_t changed) { return 6 * (changed + SLACK); }
+static inline size_t groups_of(size_t count) { return (count + GROUP * CHUNK - 1) / (GROUP * CHUNK); }
 
-/* A class for each element, and 16 two-byte counts for each chunk. */
-static inline size_t decode_work_bytes(size_t count) { return chunks_of(count) * (CHUNK + 2 * CLASSES); }
+/* A difference, a rank, a class and a sign for each change. */
+static inline size_t draft_work_bytes(size_t changed) { return 14 * (changed + CHUNK); }
+
+/* For each group 16 counts of each chunk and 16 of its own, in two bytes, and a class for each element. */
+static inline size_t decode_work_bytes(size_t count) { return groups_of(count) * (2 * CLASSES * (GROUP + 1) + GROUP * CHUNK); }
 
 /* Position codes take at most 1.2 bits a member (5.3); counts, top and head fit the constant. */
 static inline size_t stream_bytes(size_t count, size_t changed) { return count / 4 + changed / 8 + 512; }
