@@ -19,6 +19,7 @@ from bench_wire import Case, wire
 
 RATES = (0.01, 0.03)
 REAL_RATES = ("1e-6", "5e-6")
+REAL_STEPS = 2
 TINY_RATES = (0.03, 1.0)
 MIB, GIB = 1 << 20, 1 << 30
 
@@ -77,7 +78,7 @@ class Parts:
         commands(self.report, self.place, pair, rounds=self.given.rounds, jobs=self.given.jobs)
 
     def _memory(self) -> None:
-        memory(self.report, self.place, self._memory_pairs(), (1, 2) if self.given.quick else (1, 2, 4))
+        memory(self.report, self.place, self._memory_pairs(), (2,) if self.given.quick else (1, 2, 4))
 
     def _memory_pairs(self) -> Iterator[tuple[str, Pair]]:
         gib, rate = self.given.gib, self.given.rate
@@ -114,13 +115,23 @@ def real_cases(given: argparse.Namespace, report: Report, place: Path) -> list[C
         for rate in REAL_RATES:
             say(f"making real checkpoints at rate {rate}")
             folder = place / f"real-{rate}"
-            command = [sys.executable, str(maker), str(folder), "--count", "2", "--rate", rate]
+            command = [
+                sys.executable,
+                str(maker),
+                str(folder),
+                "--count",
+                "2",
+                "--rate",
+                rate,
+                "--every",
+                str(REAL_STEPS),
+            ]
             made = subprocess.run(command, capture_output=True, text=True, check=False)
             if made.returncode:
                 reason = (made.stderr.strip().splitlines() or ["it says nothing"])[-1]
                 report.leave_out(f"wire on real checkpoints at rate {rate}: scripts/make_checkpoint failed: {reason}")
             else:
-                folders[f"real, learning rate {rate}"] = folder
+                folders[f"real, {REAL_STEPS} steps at rate {rate}"] = folder
     cases = []
     for title, folder in folders.items():
         steps = sorted((path for path in folder.iterdir() if path.is_dir()), key=_number_in)
