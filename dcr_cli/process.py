@@ -123,10 +123,11 @@ def complain(text: str) -> None:
 
 def abandon(stream: IO[str] | None) -> None:
     """Point a stream that failed at nothing, so that the flush at exit does not fail again."""
-    if stream is not None and (stream is sys.__stdout__ or stream is sys.__stderr__):
-        nothing = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nothing, stream.fileno())
-        os.close(nothing)
+    for standard in (sys.__stdout__, sys.__stderr__):
+        if standard is not None and stream is standard:
+            nothing = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nothing, standard.fileno())
+            os.close(nothing)
 
 
 @contextmanager
