@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from hypothesis.extra import numpy as hnp
 
 from dcr_kernels import reference
@@ -18,8 +17,7 @@ from kernel_cases import BLOCK_BYTES, RATES, SIZES, SPECS, Elements, Spec, pair,
 
 try:
     import dcr_kernels.native as native
-    from dcr_kernels.native import level as chosen_level
-    from dcr_kernels.native import levels, set_level
+    from dcr_kernels.native import level as chosen_level, levels, set_level
 except ImportError as error:
     LEVELS: list[Any] = [pytest.param(None, marks=pytest.mark.skip(reason=f"no compiled kernels: {error}"), id="none")]
 else:
@@ -401,12 +399,11 @@ def test_bad_tables_are_refused(rule: str, level: str) -> None:
     symbols, lengths, escape = BAD_TABLES[rule]
     table = (np.array(symbols, np.uint64), np.array(lengths, np.uint8), escape)
     width = 2 if rule == "too many" else 1
-    block = reference.gap_encode(8, np.array([2], np.uint32), np.array([1], np.uint8), *ONLY_ESCAPE)
+    two = np.array([2], np.uint32)
+    block = reference.gap_encode(8, two, np.array([1], np.uint8), *ONLY_ESCAPE)
     for module in (reference, native):
-        with pytest.raises(ValueError):
-            module.gap_decode(block, 8, width, *table)
-        with pytest.raises(ValueError):
-            module.gap_encode(8, np.ones(1, np.uint32), np.ones(1, f"<u{width}"), *table)
+        assert outcome(lambda: module.gap_decode(block, 8, width, *table)) == "refused"  # noqa: B023
+        assert outcome(lambda: module.gap_encode(8, two, np.ones(1, f"<u{width}"), *table)) == "refused"  # noqa: B023
 
 
 def damaged(block: bytes, rng: np.random.Generator) -> bytes:
@@ -454,7 +451,7 @@ def damaged_blocks(spec: Spec, n: int, rate: float) -> list[tuple[bytes, Any, by
 
 
 @every_level
-@pytest.mark.parametrize(("n", "rate"), [(1, 1.0), (9, 0.5), (70, 0.3), (300, 0.01), (500, 0.97)])
+@pytest.mark.parametrize(("n", "rate"), [(1, 1.0), (9, 0.5), (70, 0.3), (300, 0.01), (200, 0.97)])
 @every_spec
 def test_damaged_blocks(spec: Spec, n: int, rate: float, level: str) -> None:
     want = expected(spec, n, rate)
@@ -603,6 +600,6 @@ def test_the_fastest_level_is_chosen() -> None:
     if not levels:
         pytest.skip("no compiled kernels")
     assert chosen_level() == levels[-1]
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="no such level"):
         set_level("no such level")
     assert chosen_level() == levels[-1]

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from hypothesis.extra import numpy as hnp
 
 from dcr_kernels import describe, reference, streams
@@ -20,6 +19,7 @@ pytestmark = pytest.mark.filterwarnings("error")
 STATES = np.full((16, 32), 32768, np.uint16)
 NO_SYMBOLS = np.zeros(0, np.uint64)
 NO_LENGTHS = np.zeros(0, np.uint8)
+ONE = np.ones(1, np.uint16)
 U64 = (1 << 64) - 1
 U32 = (1 << 32) - 1
 
@@ -210,6 +210,13 @@ def test_context_orders_by_class() -> None:
     assert decoded.tolist() == [1, 4, 0, 2] and values.tolist() == target[[1, 4, 0, 2]].tolist()
 
 
+def test_class_15_is_the_last() -> None:
+    base = np.array([100, 101, 99, 86, 85, 84, 1, 0], np.uint16) << np.uint16(7)
+    target = base ^ np.uint16(1)
+    _, counts, _ = reference.context_draft(base, target, np.arange(8, dtype=np.uint32), 8, 7)
+    assert counts.tolist() == [1, 1, 1] + [0] * 12 + [5]
+
+
 def test_top_leaves_one_in_256_above() -> None:
     base = np.full(512, 10 << 7, np.uint16)
     target = base ^ np.uint16(1)
@@ -254,31 +261,32 @@ def test_every_encoding_round_trips(spec: Spec, rate: float) -> None:
         assert (decoded == positions).all() and symbols.tobytes() == masks.tobytes()
 
 
-# The rules that a block of BASE can break.
+# The rules that a block of BASE can break, with what is said of it.
 MALFORMED_CONTEXT = {
-    "empty": b"",
-    "whole form": b"\x01",
-    "whole form with a body": b"\x01" + CONTEXT,
-    "no changes": stream("0" + gamma(1)),
-    "count of more than 64 bits": stream("0" + "0" * 64 + "1" + "0" * 64),
-    "count without an end": bytes(40),
-    "more changes than members": stream("0" + gamma(10) + "0" * 9),
-    "count of 2^64 - 1": stream("0" + gamma(2**64 - 1)),
-    "position outside": stream(HEAD + "010 0001 0" + "01"),
-    "position far outside": stream(HEAD + "010" + "0" * 1000 + "1 0" + "01"),
-    "cut in the positions": stream(HEAD + "01"),
-    "padding": stream(HEAD + GAPS + "01 0001"),
-    "section ends with zero": CONTEXT + b"\0",
-    "section of zero bytes": stream(HEAD + GAPS + "01") + bytes(3),
-    "bytes that nothing reads": CONTEXT + bytes([0, 0, 0, 0, 1]),
-    "magnitude of 9 bits": stream(HEAD + GAPS + "01") + b"\xff" * 4,
+    "empty": ("past the end", b""),
+    "whole form": ("whole form", b"\x01"),
+    "whole form with a body": ("whole form", b"\x01" + CONTEXT),
+    "no changes": ("without changes", stream("0" + gamma(1))),
+    "count of more than 64 bits": ("more than 64 bits", stream("0" + "0" * 64 + "1" + "0" * 64)),
+    "count without an end": ("past the end", bytes(40)),
+    "more changes than members": ("more changes", stream("0" + gamma(10) + "0" * 9)),
+    "count of 2^64 - 1": ("more changes", stream("0" + gamma(2**64 - 1))),
+    "position outside": ("position outside", stream(HEAD + "010 0011" + "01")),
+    "position far outside": ("position outside", stream(HEAD + "010" + "0" * 1000 + "1 0" + "01")),
+    "cut in the positions": ("past the end", stream(HEAD + "01")),
+    "padding": ("bits after the end", stream(HEAD + GAPS + "01 0001")),
+    "section ends with zero": ("zero byte", CONTEXT + b"\0"),
+    "section of zero bytes": ("zero byte", stream(HEAD + GAPS + "01") + bytes(3)),
+    "bytes that nothing reads": ("nothing reads", CONTEXT + bytes([0, 0, 0, 1])),
+    "magnitude of 9 bits": ("more than 8 bits", stream(HEAD + GAPS + "01") + b"\xff" * 4),
 }
 
 
 @pytest.mark.parametrize("rule", MALFORMED_CONTEXT)
 def test_context_refuses(rule: str) -> None:
-    with pytest.raises(ValueError, match=r"at byte \d+$"):
-        reference.context_decode(MALFORMED_CONTEXT[rule], BASE, 0, 0, STATES)
+    message, block = MALFORMED_CONTEXT[rule]
+    with pytest.raises(ValueError, match=rf"{message}.*: at byte \d+$"):
+        reference.context_decode(block, BASE, 0, 0, STATES)
 
 
 @pytest.mark.parametrize("end", range(len(CONTEXT) - 1))
@@ -304,14 +312,19 @@ def one_change(sign: int, magnitude: int) -> bytes:
     return stream("0" + gamma(2) + "1 00" + str(sign)) + encoder.end()
 
 
-@pytest.mark.parametrize("sign, magnitude", [(0, 128), (0, 129), (1, 129), (0, 255), (1, 255)])
+@pytest.mark.parametrize(("sign", "magnitude"), [(0, 128), (0, 129), (1, 129), (0, 255), (1, 255)])
 def test_context_refuses_magnitudes_out_of_range(sign: int, magnitude: int) -> None:
     with pytest.raises(ValueError, match=r"magnitude out of range: at byte \d+$"):
         reference.context_decode(one_change(sign, magnitude), BASE, 0, 0, STATES)
 
 
+def test_context_refuses_a_magnitude_of_too_many_bits() -> None:
+    with pytest.raises(ValueError, match=r"magnitude of more than 8 bits: at byte \d+$"):
+        reference.context_decode(one_change(0, 256), BASE, 0, 0, STATES)
+
+
 @pytest.mark.parametrize(
-    "sign, magnitude, value", [(0, 1, 1), (1, 1, 255), (0, 127, 127), (1, 127, 129), (1, 128, 128)]
+    ("sign", "magnitude", "value"), [(0, 1, 1), (1, 1, 255), (0, 127, 127), (1, 127, 129), (1, 128, 128)]
 )
 def test_context_takes_the_extreme_magnitudes(sign: int, magnitude: int, value: int) -> None:
     block = one_change(sign, magnitude)
@@ -466,6 +479,14 @@ def test_the_unchanged_are_coded_where_most_changed() -> None:
     assert reference.gap_decode(stream("0" + gamma(4)), 4, 1, *table)[0].tolist() == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize(
+    ("members", "coded", "parameter"),
+    [(2, 1, 0), (8, 2, 1), (634, 246, 0), (635, 246, 1), (1024, 1, 9), (2**18, 1, 17), (2**32 - 1, 1, 31)],
+)
+def test_parameter_by_hand(members: int, coded: int, parameter: int) -> None:
+    assert streams.rice_parameter(members, coded) == parameter
+
+
 def test_codes_are_canonical() -> None:
     symbols = np.array([5, 1, 9, 200], np.uint64)
     lengths, codes = streams.huffman_codes(8, symbols, np.array([1, 3, 3, 3], np.uint8), 3)
@@ -487,24 +508,25 @@ def test_position_bits_are_those_of_the_block(positions: list[int], more: int) -
 
 
 MALFORMED_GAP = {
-    "empty": b"",
-    "whole form": b"\x01",
-    "count of more than 64 bits": stream("0" + "0" * 64 + "1" + "0" * 64),
-    "count without an end": bytes(40),
-    "more changes than elements": stream("0" + gamma(9)) + bytes(9),
-    "position outside": stream("0" + gamma(2) + "010 0001 0" + "0 0"),
-    "position far outside": stream("0" + gamma(2) + "010" + "0" * 1000 + "1 0" + "0 0"),
-    "cut in the positions": stream("0" + gamma(2) + "01"),
-    "cut in a symbol": GAP[:2],
-    "padding": stream(GAP_HEAD + "0 1 10010000 001"),
-    "bytes that nothing reads": GAP + b"\0",
+    "empty": ("past the end", b""),
+    "whole form": ("whole form", b"\x01"),
+    "count of more than 64 bits": ("more than 64 bits", stream("0" + "0" * 64 + "1" + "0" * 64)),
+    "count without an end": ("past the end", bytes(40)),
+    "more changes than elements": ("more changes", stream("0" + gamma(9)) + bytes(9)),
+    "position outside": ("position outside", stream("0" + gamma(2) + "010 0011" + "0 0")),
+    "position far outside": ("position outside", stream("0" + gamma(2) + "010" + "0" * 400 + "1 0" + "0 0")),
+    "cut in the positions": ("past the end", stream("0" + gamma(2) + "01")),
+    "cut in a symbol": ("past the end", GAP[:2]),
+    "padding": ("bits after the end", stream(GAP_HEAD + "0 1 10010000 001")),
+    "bytes that nothing reads": ("nothing reads", GAP + b"\0"),
 }
 
 
 @pytest.mark.parametrize("rule", MALFORMED_GAP)
 def test_gap_refuses(rule: str) -> None:
-    with pytest.raises(ValueError, match=r"at byte \d+$"):
-        reference.gap_decode(MALFORMED_GAP[rule], 8, 1, *TABLE)
+    message, block = MALFORMED_GAP[rule]
+    with pytest.raises(ValueError, match=rf"{message}.*: at byte \d+$"):
+        reference.gap_decode(block, 8, 1, *TABLE)
 
 
 def test_gap_refuses_a_cut_code() -> None:
@@ -544,6 +566,12 @@ def test_gap_refuses_the_table(rule: str) -> None:
         reference.gap_encode(8, np.ones(1, np.uint32), np.ones(1, np.uint8), *table)
 
 
+def test_a_table_of_more_than_2048_symbols_is_refused() -> None:
+    table = (np.arange(4096, dtype=np.uint64), np.full(4096, 12, np.uint8), -1)
+    with pytest.raises(ValueError, match="malformed table"):
+        reference.gap_encode(8, np.ones(1, np.uint32), np.ones(1, np.uint16), *table)
+
+
 def test_a_symbol_in_the_table_is_below_2_to_32() -> None:
     one = np.ones(1, np.uint32)
     table = (np.array([2**32], np.uint64), np.array([1], np.uint8), 1)
@@ -572,6 +600,14 @@ def test_gap_round_trip(change: tuple[Spec, Elements, Elements], data: st.DataOb
     assert (decoded == positions).all() and symbols.tobytes() == masks.tobytes()
 
 
+def result_of(decode: Callable[[], tuple[Any, Any]]) -> tuple[Any, Any] | str:
+    """Return what decode gives, or the message with which it refuses."""
+    try:
+        return decode()
+    except ValueError as error:
+        return str(error)
+
+
 @given(st.binary(max_size=60), specs(), st.integers(0, 200))
 def test_any_bytes_decode_or_are_refused(block: bytes, spec: Spec, n: int) -> None:
     base = np.zeros(n, spec.dtype)
@@ -580,11 +616,11 @@ def test_any_bytes_decode_or_are_refused(block: bytes, spec: Spec, n: int) -> No
         lambda: reference.gap_decode(block, n, spec.width, *TABLE),
     ]
     for decode in decoders:
-        try:
-            positions, values = decode()
-        except ValueError as error:
-            assert "at byte" in str(error)
+        decoded = result_of(decode)
+        if isinstance(decoded, str):
+            assert "at byte" in decoded
         else:
+            positions, values = decoded
             assert 0 < positions.size == values.size == len(set(positions.tolist())) <= n
             assert positions.max() < n
 
@@ -605,18 +641,18 @@ def test_no_memory_for_a_count_that_is_only_claimed(count: int) -> None:
 
 def test_arrays_of_the_wrong_kind_are_refused() -> None:
     eight, positions = np.zeros(8, np.uint16), np.zeros(1, np.uint32)
-    for call in (
-        lambda: reference.scan(eight, eight.astype(np.uint32)),
-        lambda: reference.scan(eight, eight[:7]),
-        lambda: reference.scan(eight.view(np.int16), eight.view(np.int16)),
-        lambda: reference.scan(eight.reshape(2, 4), eight.reshape(2, 4)),
-        lambda: reference.patch(eight, positions.astype(np.int64), eight[:1]),
-        lambda: reference.patch(eight, positions, eight),
-        lambda: reference.digest(eight[::2]),
-        lambda: reference.gap_decode(GAP, 8, 3, *TABLE),
-        lambda: reference.magnitude_encode(positions + np.uint32(1), eight[:1] + np.uint16(1), STATES[0]),
-    ):
-        with pytest.raises(ValueError):
+    calls: list[tuple[str, Callable[[], Any]]] = [
+        ("one width", lambda: reference.scan(eight, eight.astype(np.uint32))),
+        ("sizes differ", lambda: reference.scan(eight, eight[:7])),
+        ("one width", lambda: reference.scan(eight.reshape(2, 4), eight.reshape(2, 4))),
+        ("not positions", lambda: reference.patch(eight, positions.view(np.int32), eight[:1])),
+        ("sizes differ", lambda: reference.patch(eight, positions, eight)),
+        ("not a contiguous", lambda: reference.digest(eight[::2])),
+        ("no element width", lambda: reference.gap_decode(GAP, 8, 3, *TABLE)),
+        ("no starting states", lambda: reference.magnitude_encode(positions + np.uint32(1), ONE, STATES[0])),
+    ]
+    for message, call in calls:
+        with pytest.raises(ValueError, match=message):
             call()
 
 
