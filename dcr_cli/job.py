@@ -84,9 +84,11 @@ class Job:
         self.known = known
         self.tensors: list[Tensor] = [base.by_name[name] for name in sorted(base.by_name)]
         self.number_of = {tensor.name: number for number, tensor in enumerate(self.tensors)}
-        self.source_of = np.array(
-            [self.number_of[row.source] if row.source is not None else -1 for row in target.rows], np.int64
-        )
+        # A source that the base has not counts as none here; check_tensors tells.
+        self.source_of = np.array([self.number_of.get(row.source or "", -1) for row in target.rows], np.int64)
+        has_source = np.array([row.source is not None for row in target.rows], bool)
+        self.source_of[~has_source] = -1
+        self.is_copy = (self.source_of >= 0) & np.array([not row.pieces for row in target.rows], bool)
 
     def plan(self, *, is_exact: bool, in_place: bool) -> Plan:
         """Plan the change; `is_exact`: to the target's own shards, which needs the base's own files."""
@@ -190,12 +192,11 @@ class Outcome:
             what = f"tensor {shown(rows[failure.row].name)} in payload {failure.payload}"
             raise DamagedError(what, failure.facts)
         found = self._digests.target.copy()
-        copied = np.flatnonzero(~self._visited & (job.source_of >= 0))
-        if job.known is None:
-            copied = copied[:0]
-        found[copied] = self._base[job.source_of[copied]]
         is_checked = self._visited.copy()
-        is_checked[copied] = True
+        if job.known is not None:
+            copies = np.flatnonzero(~self._visited & job.is_copy)
+            found[copies] = self._base[job.source_of[copies]]
+            is_checked[copies] = True
         wrong = (found != job.target.sums).any(axis=1) & is_checked
         if wrong.any():
             number = int(np.argmax(wrong))
@@ -210,8 +211,7 @@ class Outcome:
 def wrong_base(job: Job, sums: Sums) -> WrongBaseError:
     """Say how a base with these digests differs from what the delta starts from."""
     # Of a tensor that the delta only copies, the digest must be the target's.
-    is_copy = np.array([row.source is not None and not row.pieces for row in job.target.rows], bool)
-    copies = np.flatnonzero(is_copy)
+    copies = np.flatnonzero(job.is_copy)
     wrong = copies[(sums[job.source_of[copies]] != job.target.sums[copies]).any(axis=1)]
     expected = job.target.delta.commit.base.content.hex()
     facts = f"is not the base of this delta: expected content blake3:{expected}, "

@@ -24,7 +24,7 @@ from dcr_cli.plan import Place
 from dcr_cli.strided import box_elements
 
 # A stretch is read and written at once; a task is some stretches, worth the taking.
-STRETCH_BYTES = 2 * BLOCK_BYTES
+STRETCH_BYTES = BLOCK_BYTES
 TASK_BYTES = 8 * BLOCK_BYTES
 TASK_PARTS = 512
 # A run of at most so many bytes is read at once; of a longer one, the sizes of its blocks come first.
