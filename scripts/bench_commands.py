@@ -108,7 +108,10 @@ def tiny(report: Report, place: Path, pair: Pair, *, count: int, jobs: int) -> N
         for folder in (work, delta):
             shutil.rmtree(folder, ignore_errors=True)
     report.begin("tiny", f"{count:,} tensors of 1 to 16 bytes, {pair.change}, {jobs} threads")
-    note = f"diff {diffed.seconds:.2f} s, apply {applied.seconds:.2f} s"
+    note = (
+        f"diff {diffed.seconds:.2f} s, processors {diffed.cpu_seconds:.2f} s; "
+        f"apply {applied.seconds:.2f} s, processors {applied.cpu_seconds:.2f} s"
+    )
     report.add("dcr diff -o and dcr apply", diffed.seconds + applied.seconds, "s", at_most(30), note)
     note = f"diff {diffed.peak_bytes / MIB:.0f} MiB, apply {applied.peak_bytes / MIB:.0f} MiB"
     peak_bytes = max(diffed.peak_bytes, applied.peak_bytes)
