@@ -31,6 +31,27 @@ ALWAYS_INLINE unsigned classify_plain(const uint8_t *base, size_t count, int wid
     return above;
 }
 
+/* Exponents of at most 8 bits in elements of two bytes, in vectors that every processor has. */
+typedef int16_t eight_halves __attribute__((vector_size(16)));
+typedef uint8_t eight_bytes __attribute__((vector_size(8)));
+
+ALWAYS_INLINE unsigned classify_halves(const uint8_t *base, struct field exponent, unsigned top, uint8_t *classes) {
+    eight_halves above = {0}, tops = (eight_halves){0} + (int16_t)top, last = (eight_halves){0} + (CLASSES - 1);
+    for (int i = 0; i < CHUNK; i += 8) {
+        eight_halves x;
+        memcpy(&x, base + 2 * i, sizeof x);
+        x = (x >> (int16_t)exponent.shift) & (int16_t)low_bits(exponent.bits);
+        eight_halves class = (tops - x) & (x < tops);
+        class = (class & (class < last)) | (last & (class >= last));
+        eight_bytes bytes = __builtin_convertvector(class, eight_bytes);
+        memcpy(classes + i, &bytes, sizeof bytes);
+        above -= x > tops;
+    }
+    unsigned sum = 0;
+    for (int i = 0; i < 8; i++) sum += (unsigned)above[i];
+    return sum;
+}
+
 #ifdef WITH_AVX2
 
 /* The exponents, of at most 8 bits, of 32 elements. */
@@ -181,18 +202,24 @@ ALWAYS_INLINE void transpose_group(const uint16_t by_chunk[GROUP][CLASSES], uint
 ALWAYS_INLINE unsigned classify_chunk(const uint8_t *base, size_t count, int width, struct field exponent, unsigned top, uint8_t *classes) {
 #ifdef WITH_AVX2
     if (count == CHUNK && width <= 4 && exponent.bits <= 8) return classify_vector(base, width, exponent, top, classes);
+#else
+    if (count == CHUNK && width == 2 && exponent.bits <= 8) return classify_halves(base, exponent, top, classes);
 #endif
     return classify_plain(base, count, width, exponent, top, classes);
 }
 
-#if defined(WITH_AVX2) && !defined(WITH_AVX512)
+#if defined(WITH_NEON) || (defined(WITH_AVX2) && !defined(WITH_AVX512))
 
-/* Here moving bytes to bits is slow, so both functions add up bytes. */
+/* Here moving bytes to bits is slow, so these functions add up bytes. */
 
 static const uint8_t first_bytes[2 * CHUNK] = {
 #define ONES_16 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1
 #define ONES_64 ONES_16, ONES_16, ONES_16, ONES_16
     ONES_64, ONES_64, ONES_64, ONES_64};
+
+#endif
+
+#if defined(WITH_AVX2) && !defined(WITH_AVX512)
 
 /* How many of the first `end` elements, at most CHUNK, of a chunk are of the class. */
 ALWAYS_INLINE unsigned rank_in_chunk(const uint8_t *classes, unsigned class, unsigned end) {
@@ -216,6 +243,26 @@ ALWAYS_INLINE uint64_t members_by_word(const uint8_t *classes, unsigned class) {
     }
     __m128i half = _mm_add_epi64(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1));
     return (uint64_t)_mm_cvtsi128_si64(_mm_add_epi64(half, _mm_unpackhi_epi64(half, half)));
+}
+
+#elif defined(WITH_NEON)
+
+ALWAYS_INLINE unsigned rank_in_chunk(const uint8_t *classes, unsigned class, unsigned end) {
+    const uint8_t *ones = first_bytes + CHUNK - end;
+    uint8x16_t wanted = vdupq_n_u8((uint8_t)class), sum = vdupq_n_u8(0);
+    for (int i = 0; i < CHUNK; i += 16) sum = vaddq_u8(sum, vandq_u8(vceqq_u8(vld1q_u8(classes + i), wanted), vld1q_u8(ones + i)));
+    return vaddlvq_u8(sum);
+}
+
+ALWAYS_INLINE uint64_t members_by_word(const uint8_t *classes, unsigned class) {
+    uint8x16_t wanted = vdupq_n_u8((uint8_t)class);
+    uint64_t members = 0;
+    for (int word = 0; word < CHUNK / 64; word++) {
+        uint8x16_t sum = vdupq_n_u8(0);
+        for (int i = 0; i < 64; i += 16) sum = vsubq_u8(sum, vceqq_u8(vld1q_u8(classes + 64 * word + i), wanted));
+        members |= (uint64_t)vaddvq_u8(sum) << 16 * word;
+    }
+    return members;
 }
 
 #else

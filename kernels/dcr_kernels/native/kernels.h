@@ -129,6 +129,9 @@ static inline size_t gap_bytes(size_t count, size_t changed, int width) {
     return count / 4 + changed * (size_t)(width + 2) + 512;
 }
 
+/* Whether the processor deposits bits in hardware; AMD's before Zen 3 take a step for each bit. */
+extern bool has_fast_deposit;
+
 /* K_q[i] as unit_keys[q][i] and as unit_keys_by_column[i][q]; row_key(q, j) is R_q(j) (3.1). */
 extern int16_t unit_keys[4][ROW_UNITS];
 extern int16_t unit_keys_by_column[ROW_UNITS][4];

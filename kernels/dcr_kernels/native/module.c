@@ -9,6 +9,7 @@
 
 int16_t unit_keys[4][ROW_UNITS];
 int16_t unit_keys_by_column[ROW_UNITS][4];
+bool has_fast_deposit = true;
 
 static void fill_unit_keys(void) {
     for (uint64_t q = 0; q < 4; q++)
@@ -43,12 +44,20 @@ static bool has_leading_zero_count(void) {
     unsigned a, b, c, d;
     return __get_cpuid(0x80000001, &a, &b, &c, &d) && (c & 1u << 5);
 }
+
+/* AMD's families are 0x17 for Zen 1 and 2, 0x19 for Zen 3. */
+static bool deposits_fast(void) {
+    unsigned a, b, c, d;
+    if (!__builtin_cpu_is("amd") || !__get_cpuid(1, &a, &b, &c, &d)) return true;
+    return (a >> 8 & 15) + (a >> 20 & 255) >= 0x19;
+}
 #endif
 
 static void find_levels(void) {
     level_count = 0;
     levels[level_count++] = &BASELINE;
 #if defined(WITH_LEVEL_AVX2)
+    has_fast_deposit = deposits_fast();
     /* These look at what the operating system saves, too. */
     bool is_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") &&
                    __builtin_cpu_supports("popcnt") && has_leading_zero_count();

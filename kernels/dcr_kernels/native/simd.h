@@ -36,8 +36,8 @@ ALWAYS_INLINE void dot_tail(const uint8_t *units, const int16_t *keys, size_t fr
 /* Position of the set bit number `rank` (from 0) of a mask that has more set bits than that. */
 ALWAYS_INLINE unsigned select_bit(uint64_t mask, unsigned rank) {
 #ifdef WITH_AVX2
-    return trailing_zeros(_pdep_u64(UINT64_C(1) << rank, mask));
-#else
+    if (has_fast_deposit) return trailing_zeros(_pdep_u64(UINT64_C(1) << rank, mask));
+#endif
     unsigned at = 0;
     for (unsigned step = 32; step; step >>= 1) {
         unsigned below = (unsigned)__builtin_popcountll(mask & low_bits(step));
@@ -47,7 +47,6 @@ ALWAYS_INLINE unsigned select_bit(uint64_t mask, unsigned rank) {
         mask >>= skip;
     }
     return at;
-#endif
 }
 
 #if defined(WITH_AVX2)
