@@ -219,7 +219,8 @@ def _difference(difference: TensorDifference) -> str:
         return f"{difference.kind} {bits}"
     index = ", ".join(str(i) for i in difference.first_index or ())
     where = f"first at element {difference.first_flat} [{index}]"
-    return f"{amount(difference.count or 0, 'element')} differ, {where}: {bits}"
+    differ = "differs" if difference.count == 1 else "differ"
+    return f"{amount(difference.count or 0, 'element')} {differ}, {where}: {bits}"
 
 
 def show_lines(result: ShowResult, *, verbose: bool) -> Iterator[Line]:
