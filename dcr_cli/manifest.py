@@ -18,7 +18,8 @@ from dcr_cli.digest import BLAKE3_BYTES, DIGEST_BYTES, object_digest
 from dcr_cli.document import Column, Columns, decode_document, encode_document, encode_texts, take_column
 from dcr_cli.errors import DamagedError
 from dcr_cli.header import DTYPES, DTYPES_BY_CODE
-from dcr_cli.manifest_rules import SOURCE_NONE, SOURCE_SAME, SOURCE_TABLE, Tables, check_tables
+from dcr_cli.manifest_rules import check_tables
+from dcr_cli.tables import SOURCE_NONE, SOURCE_SAME, SOURCE_TABLE, Tables
 
 Row = TypeVar("Row")
 Item = TypeVar("Item")

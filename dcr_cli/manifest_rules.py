@@ -8,26 +8,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dcr_cli.boxes import EntangledError, find_overlap
-from dcr_cli.digest import BLAKE3_BYTES, DIGEST_BYTES
-from dcr_cli.document import HEADER_LIMIT, Columns, decode_texts, take_column
+from dcr_cli.document import HEADER_LIMIT, Columns
 from dcr_cli.encoding import BLOCK_BYTES, Encoding
 from dcr_cli.errors import DamagedError, UnsupportedError
 from dcr_cli.header import DTYPES_BY_CODE, LENGTH_BYTES, MAX_HEADER_BYTES
 from dcr_cli.names import safe_path, shown
+from dcr_cli.tables import SOURCE_NONE, SOURCE_TABLE, Numbers, Tables, open_tables, sums
 
 SHARD, SIDECAR, WEIGHT_MAP = 1, 2, 3
-SOURCE_NONE, SOURCE_SAME, SOURCE_TABLE = 0, 1, 2
 TENSOR_BITS_LIMIT = 1 << 64
 BOX_RANK_LIMIT = 64
 PIECES_LIMIT = 65_536
 PAYLOAD_DATA_LIMIT = 64 << 20
-SKIPPED_LIMIT = 65_536
 PAYLOAD_COUNT_LIMIT = 1_000_000
 SHARD_COUNT_LIMIT = 1 << 20
 SIDECAR_LIMIT, SIDECARS_LIMIT = 64 << 20, 1 << 30
@@ -36,60 +33,14 @@ WEIGHT_MAP_LIMIT = 100_000_000
 SHARD_SUFFIX = ".safetensors"
 WEIGHT_MAP_SUFFIX = ".safetensors.index.json"
 
-_COLUMNS: dict[str, tuple[str, tuple[int, ...]]] = {
-    "tensor.dtype": ("U8", ()),
-    "tensor.rank": ("U32", ()),
-    "tensor.shape": ("U64", ()),
-    "tensor.source": ("U32", ()),
-    "tensor.pieces": ("U32", ()),
-    "tensor.digest": ("U8", (DIGEST_BYTES,)),
-    "piece.encoding": ("U8", ()),
-    "piece.changed": ("U64", ()),
-    "piece.box": ("U8", ()),
-    "box": ("U64", ()),
-    "piece.runs": ("U32", ()),
-    "file.kind": ("U8", ()),
-    "file.size": ("U64", ()),
-    "file.blake3": ("U8", (BLAKE3_BYTES,)),
-    "file.runs": ("U32", ()),
-    "run.payload": ("U32", ()),
-    "run.offset": ("U32", ()),
-    "run.bytes": ("U32", ()),
-    "run.blocks": ("U32", ()),
-    "payload.bytes": ("U64", ()),
-    "payload.blake3": ("U8", (BLAKE3_BYTES,)),
-}
 _DTYPE_CODES = np.array(sorted(DTYPES_BY_CODE), np.int64)
 _BITS = np.array([DTYPES_BY_CODE[code].bits if code in DTYPES_BY_CODE else 0 for code in range(256)], np.int64)
 _WIDTHS = np.maximum(_BITS // 8, 1)
 
-Numbers = NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class Tables:
-    """A manifest's columns, and where a row's part of another column begins: `x_at` has an entry more than rows."""
-
-    columns: Columns
-    names: list[str]
-    sources: list[str]
-    removed: list[str]
-    paths: list[str]
-    skipped: list[str]
-    shape_at: Numbers
-    piece_at: Numbers
-    digest_at: Numbers
-    box_at: Numbers
-    run_at: Numbers  # of the pieces, then of the files
-
-    @property
-    def pieces(self) -> int:
-        return len(self.columns["piece.encoding"])
-
 
 def check_tables(columns: Columns, what: str) -> Tables:
     """Check all rules on the columns of a manifest that need no base; DamagedError or UnsupportedError names `what`."""
-    tables = _open_tables(columns, what)
+    tables = open_tables(columns, what)
     _check_names(tables, what)
     elements, widths = _check_tensors(tables, what)
     piece_elements = _check_boxes(tables, elements, what)
@@ -97,51 +48,6 @@ def check_tables(columns: Columns, what: str) -> Tables:
     _check_files(tables, what)
     _check_runs(tables, what)
     return tables
-
-
-def _open_tables(columns: Columns, what: str) -> Tables:
-    """Check that every column is there and as long as the others say."""
-    columns = columns | {name: take_column(columns, name, *form, what) for name, form in _COLUMNS.items()}
-    names = decode_texts(columns, "tensor.name", what)
-    paths = decode_texts(columns, "file.path", what)
-    rows = {"tensor": len(names), "file": len(paths)}
-    for name in ("piece.encoding", "run.payload", "payload.bytes"):
-        rows[name.partition(".")[0]] = len(columns[name])
-
-    def expect(name: str, count: int) -> None:
-        if len(columns[name]) != count:
-            raise DamagedError(what, f"column {name} has {len(columns[name])} rows, {count} expected")
-
-    for name in _COLUMNS.keys() - {"tensor.shape", "tensor.digest", "box"}:
-        expect(name, rows[name.partition(".")[0]])
-    ranks, boxed = columns["tensor.rank"].astype(np.int64), columns["piece.box"]
-    has_pieces = columns["tensor.pieces"] > 0
-    piece_at = _offsets(columns["tensor.pieces"])
-    if piece_at[-1] != rows["piece"]:
-        raise DamagedError(what, f"tensor.pieces adds up to {piece_at[-1]}, there are {rows['piece']} pieces")
-    if rows["piece"] and boxed.max() > 1:
-        raise DamagedError(what, f"piece.box is {boxed.max()}, neither 0 nor 1")
-    run_at = _offsets(np.concatenate((columns["piece.runs"], columns["file.runs"])))
-    if run_at[-1] != rows["run"]:
-        raise DamagedError(what, f"piece.runs and file.runs add up to {run_at[-1]}, there are {rows['run']} runs")
-    shape_at, digest_at = _offsets(ranks), _offsets(has_pieces)
-    box_at = _offsets(np.repeat(3 * ranks, columns["tensor.pieces"]) * boxed)
-    expect("tensor.shape", int(shape_at[-1]))
-    expect("tensor.digest", int(digest_at[-1]))
-    expect("box", int(box_at[-1]))
-    return Tables(
-        columns=columns,
-        names=names,
-        sources=decode_texts(columns, "source", what),
-        removed=decode_texts(columns, "removed", what),
-        paths=paths,
-        skipped=decode_texts(columns, "skipped", what, any_order_limit=SKIPPED_LIMIT),
-        shape_at=shape_at,
-        piece_at=piece_at,
-        digest_at=digest_at,
-        box_at=box_at,
-        run_at=run_at,
-    )
 
 
 def _check_names(tables: Tables, what: str) -> None:
@@ -292,7 +198,7 @@ def _check_pieces(tables: Tables, elements: Numbers, widths: Numbers, piece_elem
         ~is_whole & ~has_source[owners], lambda i: f"tensor {tensor(i)} has no source, and is not coded whole", what
     )
     # Pieces of one tensor are disjoint, so that their sum does not exceed its elements.
-    covered = _sums(piece_elements, tables.piece_at)
+    covered = sums(piece_elements, tables.piece_at)
     _refuse(
         ~has_source & (covered != elements),
         lambda i: (
@@ -301,7 +207,7 @@ def _check_pieces(tables: Tables, elements: Numbers, widths: Numbers, piece_elem
         what,
     )
     # A piece without runs has no blocks, so that it is refused here too.
-    blocks = _sums(columns["run.blocks"], tables.run_at[: tables.pieces + 1])
+    blocks = sums(columns["run.blocks"], tables.run_at[: tables.pieces + 1])
     expected = -(-piece_elements // (BLOCK_BYTES // widths[owners]))
     _refuse(
         blocks != expected,
@@ -338,7 +244,7 @@ def _check_files(tables: Tables, what: str) -> None:
     )
     if sizes[kinds == SIDECAR].sum() > SIDECARS_LIMIT:
         raise DamagedError(what, f"sidecars have more than {SIDECARS_LIMIT} bytes together")
-    blocks = _sums(columns["run.blocks"], tables.run_at[tables.pieces :])
+    blocks = sums(columns["run.blocks"], tables.run_at[tables.pieces :])
     expected = np.maximum(-(-sizes.astype(np.int64) // BLOCK_BYTES), 1)
     _refuse(
         (runs > 0) & (blocks != expected),
@@ -376,18 +282,6 @@ def _folders(paths: list[str]) -> set[str]:
             folders.add(folder)
             folder = folder.rpartition("/")[0]
     return folders
-
-
-def _offsets(lengths: NDArray[np.generic]) -> Numbers:
-    offsets = np.zeros(len(lengths) + 1, np.int64)
-    np.cumsum(lengths, dtype=np.int64, out=offsets[1:])
-    return offsets
-
-
-def _sums(values: NDArray[np.generic], at: Numbers) -> Numbers:
-    """Sums of the parts of `values` that `at` bounds; right, in wrapping arithmetic, if each fits 63 bits."""
-    sums = _offsets(values)
-    return sums[at[1:]] - sums[at[:-1]]
 
 
 def _refuse(is_bad: NDArray[np.bool_], facts: Callable[[int], str], what: str) -> None:

@@ -588,7 +588,7 @@ def test_rule_46_one_weight_map() -> None:
     refused_manifest(with_texts("file.path", b"a", shard, b"n/model.safetensors.index.json", b"x"), "weight map")
 
 
-def test_rule_47_sizes_of_files() -> None:
+def test_rule_47_sizes_of_files(monkeypatch: pytest.MonkeyPatch) -> None:
     for row, fine, bad in (
         (1, [9, 100_000_008], [0, 8, 100_000_009]),
         (3, [0, 64 << 20], [(64 << 20) + 1, (1 << 64) - 1]),
@@ -611,6 +611,8 @@ def test_rule_47_sizes_of_files() -> None:
     refused_manifest(many, "together")
     many["file.size"][0] = 0
     decode_manifest(document(many), None, "manifest.zst")
+    monkeypatch.setattr("dcr_cli.manifest_rules.SHARD_COUNT_LIMIT", 0)
+    refused_manifest(columns(), "more than 0 shards")
 
 
 def test_rule_48_blocks_of_a_file() -> None:
@@ -653,10 +655,12 @@ def test_rule_52_runs_end_in_their_payload() -> None:
     refused_manifest(broken, "after its end")
 
 
-def test_rule_53_payload_files_have_a_limit() -> None:
+def test_rule_53_payload_files_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     for size in (0, 8, 67_174_409, (1 << 64) - 1):
         refused_manifest(with_value("payload.bytes", 1, size), "at most")
     decode_manifest(document(with_value("payload.bytes", 1, 67_174_408)), None, "manifest.zst")
+    monkeypatch.setattr("dcr_cli.manifest_rules.PAYLOAD_COUNT_LIMIT", 1)
+    refused_manifest(columns(), "has 2 payloads, at most 1")
 
 
 # Payloads

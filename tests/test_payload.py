@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from dcr_cli.bits import write_varint
 from dcr_cli.digest import object_digest
-from dcr_cli.errors import ConflictError, DamagedError
+from dcr_cli.errors import ConflictError, DamagedError, LocalError
 from dcr_cli.manifest import PayloadRow, Run
 from dcr_cli.payload import (
     DEFAULT_STATE,
@@ -253,6 +253,10 @@ def test_what_stands_in_the_place_of_a_payload(tmp_path: Path) -> None:
     path.rmdir()
     os.mkfifo(path)
     with damaged("FIFO"):
+        PayloadReader(tmp_path, [row])
+    path.unlink()
+    path.symlink_to(path)
+    with pytest.raises(LocalError, match="cannot be read"):
         PayloadReader(tmp_path, [row])
     path.unlink()
     page = b"<html>" + bytes(94)
