@@ -78,6 +78,13 @@ def digest(data: Bytes, offset: int = 0) -> NDArray[np.uint32]:
     return sums
 
 
+def digest_spans(data: Bytes, begins: NDArray[np.uint64], ends: NDArray[np.uint64]) -> NDArray[np.uint32]:
+    """Return the digests [spans, 4] of whole tensors that lie at bytes begins[i] .. ends[i] of `data`."""
+    sums = np.empty((len(begins), 4), np.uint32)
+    _native.digest_spans(data, begins, ends, sums.reshape(-1))
+    return sums
+
+
 def digest_changes(positions: Positions, old: Elements, new: Elements, offset: int) -> NDArray[np.uint32]:
     """Return what the four sums grow by when the element at byte `offset + position * width` goes from old to new."""
     sums = np.empty(4, np.uint32)

@@ -64,6 +64,19 @@ def digest(data: Bytes, offset: int = 0) -> NDArray[np.uint32]:
     return total
 
 
+def digest_spans(data: Bytes, begins: NDArray[np.uint64], ends: NDArray[np.uint64]) -> NDArray[np.uint32]:
+    """Return the digests [spans, 4] of whole tensors that lie at bytes begins[i] .. ends[i] of `data`."""
+    source = _bytes_of(data)
+    if len(begins) != len(ends):
+        raise ValueError(f"{len(begins)} spans begin and {len(ends)} end")
+    sums = np.empty((len(begins), 4), np.uint32)
+    for i, (begin, end) in enumerate(zip(begins.tolist(), ends.tolist(), strict=True)):
+        if not begin <= end <= source.size:
+            raise ValueError(f"span is not within the data: at element {i}")
+        sums[i] = digest(source[begin:end])
+    return sums
+
+
 def digest_changes(positions: Positions, old: Elements, new: Elements, offset: int) -> NDArray[np.uint32]:
     """Return what the four sums grow by when the element at byte `offset + position * width` goes from old to new.
 

@@ -315,18 +315,69 @@ ALWAYS_INLINE uint64_t classify_group(int width, const struct block *block, size
     return above;
 }
 
-/* The smallest t with 256 * #{exponents > t} <= count, by counting them all. */
-static unsigned find_top(const struct block *block) {
-    uint32_t bins[2048] = {0};
-    for (size_t i = 0; i < block->count; i++) {
-        uint64_t element = 0;
-        memcpy(&element, block->base + i * (size_t)block->width, (size_t)block->width);
-        bins[exponent_of(element, block->exponent)]++;
+/* How many exponents are above `top`. The compiler makes vectors of the inner loop, whose sum is as wide as an element. */
+#define COUNT_ABOVE(TYPE, BITS)                                                                                                            \
+    typedef TYPE any_##BITS __attribute__((aligned(1), may_alias));                                                                        \
+    static size_t count_above_##BITS(const struct block *block, unsigned top) {                                                            \
+        const any_##BITS *elements = (const any_##BITS *)(const void *)block->base;                                                        \
+        TYPE mask = (TYPE)low_bits(block->exponent.bits), limit = (TYPE)top;                                                               \
+        unsigned shift = block->exponent.shift;                                                                                            \
+        size_t total = 0, run = BITS == 8 ? 128 : 4096;                                                                                    \
+        for (size_t first = 0; first < block->count; first += run) {                                                                       \
+            size_t count = block->count - first < run ? block->count - first : run;                                                        \
+            TYPE above = 0;                                                                                                                \
+            for (size_t i = 0; i < count; i++) above = (TYPE)(above + ((TYPE)((TYPE)(elements[first + i] >> shift) & mask) > limit));      \
+            total += above;                                                                                                                \
+        }                                                                                                                                  \
+        return total;                                                                                                                      \
     }
-    uint64_t above = 0;
+COUNT_ABOVE(uint8_t, 8)
+COUNT_ABOVE(uint16_t, 16)
+COUNT_ABOVE(uint32_t, 32)
+COUNT_ABOVE(uint64_t, 64)
+
+static bool is_enough(const struct block *block, unsigned top) {
+    size_t above = block->width == 1   ? count_above_8(block, top)
+                   : block->width == 2 ? count_above_16(block, top)
+                   : block->width == 4 ? count_above_32(block, top)
+                                       : count_above_64(block, top);
+    return 256 * (uint64_t)above <= block->count;
+}
+
+/* What the top would be if every 61st element stood for all. */
+static unsigned guess_top(const struct block *block) {
+    uint16_t bins[2048] = {0};
+    size_t stride = block->count < 4096 ? 1 : 61, count = 0;
+    for (size_t i = 0; i < block->count; i += stride, count++)
+        bins[exponent_of(load_element(block->base, i, block->width), block->exponent)]++;
     unsigned top = (unsigned)low_bits(block->exponent.bits);
-    while (top && 256 * (above + bins[top]) <= block->count) above += bins[top--];
+    for (size_t above = 0; top && 256 * (above + bins[top]) <= count; top--) above += bins[top];
     return top;
+}
+
+/* The smallest t with 256 * #{exponents > t} <= count: away from a guess in growing steps, then by halves. */
+static unsigned find_top(const struct block *block) {
+    unsigned likely = guess_top(block);
+    unsigned most = (unsigned)low_bits(block->exponent.bits), low, high, step = 1;
+    if (is_enough(block, likely)) {
+        for (high = likely; high; high = low, step *= 2) {
+            low = high > step ? high - step : 0;
+            if (!is_enough(block, low)) break;
+        }
+        if (!high) return 0;
+    } else {
+        for (low = likely;; low = high, step *= 2) {
+            high = low + step < most ? low + step : most;
+            if (high == most || is_enough(block, high)) break;
+        }
+    }
+    /* `low` is not enough, `high` is. */
+    while (high - low > 1) {
+        unsigned middle = low + (high - low) / 2;
+        if (is_enough(block, middle)) high = middle;
+        else low = middle;
+    }
+    return high;
 }
 
 #endif

@@ -81,6 +81,7 @@ ALWAYS_INLINE bool rank_changes(int width, const struct block *block, const stru
     for (size_t first = 0; first < block->count; first += GROUP * CHUNK) {
         size_t count = block->count - first < GROUP * CHUNK ? block->count - first : GROUP * CHUNK;
         above += classify_group(width, block, first, count, top, classes, starts, group);
+        if (256 * above > block->count) return false;
         for (; change < changes->count; change++) {
             size_t at = position_at(changes, change) - first;
             if (at >= count) break;

@@ -2,163 +2,9 @@
  *
  * Every array is a contiguous buffer whose size is checked here, so that a wrong call is an exception and never a wrong access.
  */
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
-
-#include "kernels.h"
-
-int16_t unit_keys[4][ROW_UNITS];
-int16_t unit_keys_by_column[ROW_UNITS][4];
-bool has_fast_deposit = true;
-
-static void fill_unit_keys(void) {
-    for (uint64_t q = 0; q < 4; q++)
-        for (uint64_t i = 0; i < ROW_UNITS; i++)
-            unit_keys[q][i] = unit_keys_by_column[i][q] = (int16_t)(mix((UINT64_C(1) << 62) + ROW_UNITS * q + i) | 1);
-}
-
-/* Levels, the best last. */
-
-#ifdef WITH_LEVEL_PLAIN
-#define BASELINE kernels_plain
-#else
-#define BASELINE kernels_neon
-#endif
-extern const struct kernels BASELINE;
-#ifdef WITH_LEVEL_AVX2
-extern const struct kernels kernels_avx2;
-#endif
-#ifdef WITH_LEVEL_AVX512
-extern const struct kernels kernels_avx512;
-#endif
-
-#define MOST_LEVELS 3
-static const struct kernels *levels[MOST_LEVELS];
-static size_t level_count;
-static const struct kernels *active;
-
-#if defined(WITH_LEVEL_AVX2)
-#include <cpuid.h>
-
-static bool has_leading_zero_count(void) {
-    unsigned a, b, c, d;
-    return __get_cpuid(0x80000001, &a, &b, &c, &d) && (c & 1u << 5);
-}
-
-/* AMD's families are 0x17 for Zen 1 and 2, 0x19 for Zen 3. */
-static bool deposits_fast(void) {
-    unsigned a, b, c, d;
-    if (!__builtin_cpu_is("amd") || !__get_cpuid(1, &a, &b, &c, &d)) return true;
-    return (a >> 8 & 15) + (a >> 20 & 255) >= 0x19;
-}
-#endif
-
-static void find_levels(void) {
-    level_count = 0;
-    levels[level_count++] = &BASELINE;
-#if defined(WITH_LEVEL_AVX2)
-    has_fast_deposit = deposits_fast();
-    /* These look at what the operating system saves, too. */
-    bool is_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") &&
-                   __builtin_cpu_supports("popcnt") && has_leading_zero_count();
-    if (is_avx2) levels[level_count++] = &kernels_avx2;
-#if defined(WITH_LEVEL_AVX512)
-    if (is_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-        __builtin_cpu_supports("avx512dq"))
-        levels[level_count++] = &kernels_avx512;
-#endif
-#endif
-    active = levels[level_count - 1];
-}
-
-/* Arguments. */
-
-#define MOST_VIEWS 6
-
-struct views {
-    Py_buffer view[MOST_VIEWS];
-    int count;
-};
-
-static void release(struct views *views) {
-    while (views->count) PyBuffer_Release(&views->view[--views->count]);
-}
-
-/* Views `count` arguments, the last `writable` of them for writing. */
-static bool acquire(struct views *views, PyObject *const *args, int count, int writable) {
-    views->count = 0;
-    for (int i = 0; i < count; i++) {
-        int flags = i >= count - writable ? PyBUF_WRITABLE : PyBUF_SIMPLE;
-        if (PyObject_GetBuffer(args[i], &views->view[i], flags)) {
-            release(views);
-            return false;
-        }
-        views->count++;
-    }
-    return true;
-}
-
-static bool has_arguments(Py_ssize_t found, Py_ssize_t wanted) {
-    if (found == wanted) return true;
-    PyErr_Format(PyExc_TypeError, "%zd arguments, not %zd", found, wanted);
-    return false;
-}
-
-static bool get_integer(PyObject *object, long long least, long long most, long long *value) {
-    *value = PyLong_AsLongLong(object);
-    if (*value == -1 && PyErr_Occurred()) return false;
-    if (*value >= least && *value <= most) return true;
-    PyErr_Format(PyExc_ValueError, "%lld is not in %lld .. %lld", *value, least, most);
-    return false;
-}
-
-static bool get_width(PyObject *object, int *width) {
-    long long value;
-    if (!get_integer(object, 1, 8, &value)) return false;
-    *width = (int)value;
-    if ((value & (value - 1)) == 0) return true;
-    PyErr_Format(PyExc_ValueError, "no element width: %lld", value);
-    return false;
-}
-
-static bool get_exponent(PyObject *const *args, int width, struct field *exponent) {
-    long long bits, shift;
-    if (!get_integer(args[0], 0, 11, &bits) || !get_integer(args[1], 0, 8 * width - bits, &shift)) return false;
-    *exponent = (struct field){(unsigned)bits, (unsigned)shift};
-    return true;
-}
-
-/* Has the view room for, or just, `count` entries of `size` bytes? */
-static bool has_size(const Py_buffer *view, size_t count, size_t size, bool exact) {
-    size_t bytes = (size_t)view->len;
-    if (exact ? bytes % size == 0 && bytes / size == count : bytes / size >= count) return true;
-    PyErr_Format(PyExc_ValueError, "sizes differ: %zu bytes for %zu entries of %zu bytes", bytes, count, size);
-    return false;
-}
-
-static bool get_count(const Py_buffer *view, size_t size, size_t *count) {
-    *count = (size_t)view->len / size;
-    if ((size_t)view->len % size == 0 && *count <= UINT32_MAX) return true;
-    PyErr_Format(PyExc_ValueError, "%zd bytes are no array of fewer than 2^32 entries of %zu bytes", view->len, size);
-    return false;
-}
-
-static PyObject *raise_fault(const struct fault *fault) {
-    return PyErr_Format(PyExc_ValueError, "%s: at %s %llu", fault->what, fault->unit, (unsigned long long)fault->at);
-}
-
-/* Ends a call: gives the views back and returns `value`, NULL for an exception that is set already, or the fault. */
-static PyObject *finish(struct views *views, bool is_good, const struct fault *fault, PyObject *value) {
-    release(views);
-    if (is_good) return value;
-    Py_XDECREF(value);
-    return raise_fault(fault);
-}
-
-static PyObject *stop(struct views *views) {
-    release(views);
-    return NULL;
-}
+#include "arguments.h"
+#include "bits.h"
+#include "levels.h"
 
 /* digest(data, offset, sums) */
 static PyObject *native_digest(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
@@ -176,6 +22,33 @@ static PyObject *native_digest(PyObject *Py_UNUSED(module), PyObject *const *arg
     memcpy(v.view[1].buf, sums, sizeof sums);
     release(&v);
     Py_RETURN_NONE;
+}
+
+/* digest_spans(data, begins, ends, sums) */
+static PyObject *native_digest_spans(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
+    struct views v;
+    size_t spans;
+    if (!has_arguments(count, 4) || !acquire(&v, args, 4, 1)) return NULL;
+    if (!get_count(&v.view[1], 8, &spans) || !has_size(&v.view[2], spans, 8, true) || !has_size(&v.view[3], 4 * spans, 4, true))
+        return stop(&v);
+    const uint8_t *data = v.view[0].buf, *begins = v.view[1].buf, *ends = v.view[2].buf;
+    uint8_t *sums = v.view[3].buf;
+    uint64_t size = (uint64_t)v.view[0].len;
+    size_t done = 0;
+    const struct kernels *kernels = active;
+    Py_BEGIN_ALLOW_THREADS
+    for (; done < spans; done++) {
+        uint64_t begin = load64(begins + 8 * done), end = load64(ends + 8 * done);
+        uint32_t four[4];
+        if (begin > end || end > size) break;
+        kernels->digest((struct span){data + begin, (size_t)(end - begin)}, 0, four);
+        memcpy(sums + 16 * done, four, sizeof four);
+    }
+    Py_END_ALLOW_THREADS
+    release(&v);
+    if (done == spans) Py_RETURN_NONE;
+    PyErr_Format(PyExc_ValueError, "span is not within the data: at element %zu", done);
+    return NULL;
 }
 
 /* digest_changes(width, offset, positions, old, new, sums) */
@@ -280,33 +153,6 @@ static PyObject *native_context_draft(PyObject *Py_UNUSED(module), PyObject *con
     return finish(&v, is_good, &fault, is_good ? PyBytes_FromStringAndSize((const char *)draft.stream, (Py_ssize_t)draft.stream_size) : NULL);
 }
 
-/* Copies one or 16 class counts, which must add up to `count`. */
-static bool get_class_counts(const Py_buffer *view, size_t count, uint32_t class_counts[CLASSES]) {
-    uint64_t sum = 0;
-    if (view->len != 4 && view->len != 4 * CLASSES) {
-        PyErr_Format(PyExc_ValueError, "%zd bytes of class counts", view->len);
-        return false;
-    }
-    memset(class_counts, 0, CLASSES * sizeof *class_counts);
-    memcpy(class_counts, view->buf, (size_t)view->len);
-    for (int c = 0; c < CLASSES; c++) sum += class_counts[c];
-    if (sum == count) return true;
-    PyErr_Format(PyExc_ValueError, "class counts of %llu magnitudes for %zu", (unsigned long long)sum, count);
-    return false;
-}
-
-static bool get_states(const Py_buffer *view, uint16_t states[CLASSES * STATES]) {
-    if (!has_size(view, CLASSES * STATES, 2, true)) return false;
-    memcpy(states, view->buf, (size_t)view->len);
-    for (int i = 0; i < CLASSES * STATES; i++) {
-        if (states[i]) continue;
-        /* A bit of probability 0 would leave the coder a range of 0, from which it never returns. */
-        PyErr_Format(PyExc_ValueError, "starting state 0: at element %d", i);
-        return false;
-    }
-    return true;
-}
-
 /* magnitude_bins(width, class_counts, magnitudes, bins), bins zero before */
 static PyObject *native_magnitude_bins(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
     struct views v;
@@ -395,17 +241,6 @@ static PyObject *native_position_bits(PyObject *Py_UNUSED(module), PyObject *con
     is_good = kernels->position_bits((size_t)members, &changes, &bits, &fault);
     Py_END_ALLOW_THREADS
     return finish(&v, is_good, &fault, is_good ? PyLong_FromUnsignedLongLong(bits) : NULL);
-}
-
-static bool get_table(const Py_buffer *symbols, const Py_buffer *lengths, PyObject *escape_length, struct table *table) {
-    long long escape;
-    if (!get_integer(escape_length, -1, LONGEST_CODE, &escape) || !get_count(symbols, 8, &table->count) ||
-        !has_size(lengths, table->count, 1, true))
-        return false;
-    table->symbols = symbols->buf;
-    table->lengths = lengths->buf;
-    table->escape_length = (int)escape;
-    return true;
 }
 
 /* gap_encode(width, members, escape_length, table_symbols, table_lengths, positions, symbols, scratch) -> bytes */
@@ -509,6 +344,7 @@ static PyObject *native_set_level(PyObject *Py_UNUSED(module), PyObject *name) {
 
 static PyMethodDef methods[] = {
     FAST(digest),
+    FAST(digest_spans),
     FAST(digest_changes),
     FAST(scan),
     FAST(patch),
@@ -530,8 +366,7 @@ static PyMethodDef methods[] = {
 };
 
 static int start(PyObject *Py_UNUSED(module)) {
-    fill_unit_keys();
-    find_levels();
+    start_levels();
     return 0;
 }
 
