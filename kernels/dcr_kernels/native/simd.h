@@ -224,13 +224,22 @@ ALWAYS_INLINE uint64_t equal_mask(const uint8_t *bytes, uint8_t value) {
     return mask;
 }
 
+/* One bit for each element of `width` bytes in a word: is it not 0? */
+ALWAYS_INLINE uint64_t nonzero_elements(uint64_t word, int width) {
+    uint64_t highest = width == 1   ? UINT64_C(0x8080808080808080)
+                       : width == 2 ? UINT64_C(0x8000800080008000)
+                       : width == 4 ? UINT64_C(0x8000000080000000)
+                                    : UINT64_C(0x8000000000000000);
+    uint64_t found = (((word & ~highest) + ~highest) | word) & highest;
+    if (width == 1) return (found >> 7) * UINT64_C(0x0102040810204080) >> 56;
+    if (width == 2) return ((found >> 15) * UINT64_C(0x0001000200040008) >> 48) & 15;
+    if (width == 4) return (found >> 31 & 1) | (found >> 62 & 2);
+    return found >> 63;
+}
+
 ALWAYS_INLINE uint64_t differ_mask(const uint8_t *a, const uint8_t *b, int width) {
     uint64_t mask = 0;
-    for (int word = 0; word < 8 * width; word++) {
-        if (load64(a + 8 * word) == load64(b + 8 * word)) continue;
-        for (int i = word * 8 / width; i < (word + 1) * 8 / width; i++)
-            mask |= (uint64_t)(load_element(a, (size_t)i, width) != load_element(b, (size_t)i, width)) << i;
-    }
+    for (int i = 0; i < 8 * width; i++) mask |= nonzero_elements(load64(a + 8 * i) ^ load64(b + 8 * i), width) << (8 / width * i);
     return mask;
 }
 
