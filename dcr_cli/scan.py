@@ -21,6 +21,8 @@ from dcr_cli.encoding import BLOCK_BYTES, Draft, Elements, block_elements, draft
 # A task holds at least this many bytes of the target where it can, and at most this many parts.
 TASK_BYTES = 4 * BLOCK_BYTES
 TASK_PARTS = 512
+# So many parts of a task are worth a look at whether they can be read together.
+TOGETHER_PARTS = 8
 SAMPLE_BYTES = 4096
 # For `auto`, a tensor of at most this many bytes is sent whole: no coding of it is worth its own head.
 WHOLE_BYTES = 16
@@ -63,34 +65,43 @@ class Scanned:
 
 
 class _Side:
-    """Reads one side of parts into a buffer that is used again and again; small neighbours are read at once."""
+    """Reads one side of parts into a buffer that is used again and again."""
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
         self._buffer = np.empty(BLOCK_BYTES, np.uint8)
-        self._shard, self._begin, self._end = -1, 0, 0
-
-    def prepare(self, tensors: Sequence[Tensor | None]) -> None:
-        """Read what the coming parts of `tensors` need, if it is small and lies close together."""
-        self._shard = -1
-        small = [tensor for tensor in tensors if tensor is not None]
-        if len(small) < 2 or sum(tensor.bytes for tensor in small) > BLOCK_BYTES:
-            return
-        shard = small[0].shard
-        begin, end = min(tensor.begin for tensor in small), max(tensor.begin + tensor.bytes for tensor in small)
-        if end - begin <= BLOCK_BYTES and all(tensor.shard == shard for tensor in small):
-            self._reader.read_shard_into(shard, begin, self._buffer[: end - begin])
-            self._shard, self._begin, self._end = shard, begin, end
 
     def read(self, tensor: Tensor, part: Part) -> Elements:
         """The elements of a part, until the next call."""
-        begin = tensor.begin + part.start * tensor.dtype.width
-        if tensor.shard == self._shard and self._begin <= begin and begin + part.bytes <= self._end:
-            # Not aligned to the element in general, which kernels and NumPy cope with.
-            elements: Elements = self._buffer[begin - self._begin :][: part.bytes].view(uint_dtype(tensor.dtype.width))
-            return elements
-        self._shard = -1
         return _read(self._reader, tensor, part, self._buffer)
+
+    def read_together(self, tensors: Sequence[Tensor]) -> _Together | None:
+        """All of several tensors in one read, until the next call; None where they do not lie close together."""
+        shard = tensors[0].shard
+        begins = np.array([tensor.begin for tensor in tensors], np.uint64)
+        ends = begins + np.array([tensor.bytes for tensor in tensors], np.uint64)
+        first, last = int(begins.min()), int(ends.max())
+        if last - first > len(self._buffer) or any(tensor.shard != shard for tensor in tensors):
+            return None
+        data = self._buffer[: last - first]
+        self._reader.read_shard_into(shard, first, data)
+        begins, ends = begins - np.uint64(first), ends - np.uint64(first)
+        return _Together(data, begins, ends, kernels.digest_spans(data, begins, ends))
+
+
+@dataclass(frozen=True, slots=True)
+class _Together:
+    """Tensors that were read at once: their bytes, where each lies in them, and their digests [tensors, 4]."""
+
+    data: NDArray[np.uint8]
+    begins: NDArray[np.uint64]
+    ends: NDArray[np.uint64]
+    digests: NDArray[np.uint32]
+
+    def tensor_bytes(self) -> list[bytes]:
+        """Each tensor's bytes."""
+        data = self.data.tobytes()
+        return [data[begin:end] for begin, end in zip(self.begins.tolist(), self.ends.tolist(), strict=True)]
 
 
 class _Sides(threading.local):
@@ -111,10 +122,35 @@ class Scanner:
         self._sides = _Sides(base, target)
 
     def scan_all(self, parts: Sequence[Part]) -> list[Scanned]:
-        """Scan parts one after the other."""
-        self._sides.base.prepare([part.base for part in parts])
-        self._sides.target.prepare([part.target for part in parts])
-        return [self.scan(part) for part in parts]
+        """Scan parts one after the other; small tensors that lie close together on both sides, together."""
+        scanned = self._scan_together(parts) if len(parts) >= TOGETHER_PARTS else None
+        return scanned if scanned is not None else [self.scan(part) for part in parts]
+
+    def _scan_together(self, parts: Sequence[Part]) -> list[Scanned] | None:
+        """Scan parts that are whole small tensors with two sides; None where they are not that."""
+        bases = [part.base for part in parts if part.base is not None]
+        targets = [part.target for part in parts if part.target is not None]
+        if len(bases) != len(parts) or len(targets) != len(parts):
+            return None
+        if any(tensor.bytes > BLOCK_BYTES // 2 for tensor in targets):
+            return None
+        old, new = self._sides.base.read_together(bases), self._sides.target.read_together(targets)
+        if old is None or new is None:
+            return None
+        rows = zip(parts, old.tensor_bytes(), new.tensor_bytes(), old.digests, new.digests, strict=True)
+        return [
+            Scanned(part, old_digest, new_digest, self._draft(part, before, after) if before != after else None)
+            for part, before, after, old_digest, new_digest in rows
+        ]
+
+    def _draft(self, part: Part, before: bytes, after: bytes) -> Draft:
+        """The draft of a part that changed."""
+        dtype = part.tensor.dtype
+        old, new = (np.frombuffer(side, uint_dtype(dtype.width)) for side in (before, after))
+        if self.is_sent_whole(part.tensor):
+            return whole_draft(part.count, changed=int(np.count_nonzero(old != new)))
+        allowed = self._allowed
+        return draft_block(old, new, find_changes(old, new), dtype, context=allowed.context, gap=allowed.gap)
 
     def scan(self, part: Part) -> Scanned:
         """Compare and digest one block."""

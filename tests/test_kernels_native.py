@@ -166,6 +166,20 @@ def test_blocks_one_short_with_many_changes(spec: Spec, rate: float, level: str)
 
 
 @every_level
+def test_digests_of_many_tensors_at_once(level: str) -> None:
+    rng = np.random.default_rng(1)
+    data = rng.integers(0, 256, 40_000).astype(np.uint8)
+    begins = rng.integers(0, 40_000, 300).astype(np.uint64)
+    ends = np.minimum(begins + rng.integers(0, 20_000, 300).astype(np.uint64), np.uint64(40_000))
+    assert exact(native.digest_spans(data, begins, ends)) == exact(reference.digest_spans(data, begins, ends))
+    for begin, end in ((5, 4), (0, 40_001), (2**64 - 1, 2**64 - 1)):
+        spans = np.array([0, begin], np.uint64), np.array([1, end], np.uint64)
+        for kernels in (native, reference):
+            with pytest.raises(ValueError, match="at element 1"):
+                kernels.digest_spans(data, *spans)
+
+
+@every_level
 def test_digest_at_any_offset(level: str) -> None:
     data = np.random.default_rng(0).integers(0, 256, 70_001).astype(np.uint8)
     for size in (0, 1, 2, 3, 31, 32, 33, 63, 64, 65, 127, 128, 129, 4095, 8191, 8192, 8193, 16384, 16385, 70_000):
