@@ -185,10 +185,10 @@ def _new_folder(parent: Folder, name: str) -> Iterator[Receiver]:
                 root.remove_tree(inner)
         try:
             yield receiver
-        except Exception:
+        except BaseException:
             # The cause is what counts; what cannot be removed now, the next run removes.
             with suppress(DcrError):
-                parent.remove_tree(name, missing_ok=True)
+                _remove_folder(parent, name)
             receiver.has_record = True
             raise
 
@@ -228,11 +228,24 @@ def _remove_unfinished(parent: Folder, link_name: str) -> None:
     locked."""
     for name in parent.names():
         if name.startswith(f"{link_name}.dcr-") and _is_unfinished(parent, name):
-            parent.remove_tree(name)
+            _remove_folder(parent, name)
+
+
+def _remove_folder(parent: Folder, name: str) -> None:
+    """Remove an unfinished folder, last of all what says that it is one."""
+    with parent.open_folder(name) as folder:
+        for inner in folder.names():
+            if inner != STATE_FOLDER:
+                folder.remove_tree(inner)
+    parent.remove_tree(name)
 
 
 def _is_unfinished(parent: Folder, name: str) -> bool:
+    """Whether nothing is in the folder yet, or a marker that says that it was being built for a link."""
     try:
+        with parent.open_folder(name) as folder:
+            if set(folder.names()) <= {STATE_FOLDER}:
+                return True
         text = parent.read(f"{name}/{STATE_FOLDER}/{MARKER}", _MARKER_LIMIT)
         return text is not None and decode_marker(text, name).mode == ASIDE
     except DcrError:

@@ -1,0 +1,349 @@
+"""Apply stopped at any step, by a raised stop, a real SIGKILL, a failing call or a loss of power.
+
+The checkpoint is then the base, the target, or says that it is incomplete, and the next run, itself stopped anywhere,
+brings it to the target.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from dcr_cli.apply import apply
+from dcr_cli.checkpoint import open_checkpoint
+from dcr_cli.errors import DamagedError, DcrError, IncompleteError, LocalError, UnsupportedError
+from dcr_cli.verify import verify
+from faults import PowerLoss, StoppedError, failing_at, killed_at, stopped_at, watching
+from receivers import fresh_copy, make_delta, names_below, state_of, tree, write_rich_pair
+from strategies import write_tiny_pair
+
+Stop = Callable[[int, Callable[[], object]], bool]
+
+
+class Case:
+    """A pair, its delta, and a way to apply it to a copy of the base."""
+
+    def __init__(self, folder: Path, pair: str, way: str) -> None:
+        write = write_tiny_pair if pair == "tiny" else write_rich_pair
+        self.base, self.target = write(folder)
+        self.delta = make_delta(self.base, self.target, folder / "delta")
+        self.work = folder / "work"
+        self.saved = folder / "saved"
+        self.way = way
+
+    def reset(self) -> None:
+        """Begin with a fresh copy of the base."""
+        shutil.rmtree(self.work, ignore_errors=True)
+        fresh_copy(self.base, self.work / "receiver")
+        if self.way == "aside":
+            (self.work / "link").symlink_to("receiver")
+
+    def save(self) -> None:
+        fresh_copy(self.work, self.saved)
+
+    def restore(self) -> None:
+        fresh_copy(self.saved, self.work)
+
+    def run(self) -> object:
+        receiver = self.work / "receiver"
+        match self.way:
+            case "to":
+                return apply(self.delta, receiver, to=self.work / "out", jobs=1)
+            case "aside":
+                return apply(self.delta, self.work / "link", mode="aside", jobs=1)
+            case mode:
+                return apply(self.delta, receiver, mode=mode, jobs=1)
+
+    def check(self) -> str:
+        """Say what the state is; anything but base, target or marked is an error."""
+        receiver = self.work / "receiver"
+        match self.way:
+            case "to":
+                assert tree(receiver) == tree(self.base)
+                assert not (receiver / ".dcr").exists()
+                out = self.work / "out"
+                return state_of(out, self.base, self.target) if out.exists() else "base"
+            case "aside":
+                state = state_of(self.work / "link", self.base, self.target)
+                assert state != "marked"
+                return state
+            case _:
+                state = state_of(receiver, self.base, self.target)
+                if state == "marked":
+                    with pytest.raises(IncompleteError):
+                        verify(receiver, against=self.target)
+                return state
+
+    def check_end(self) -> None:
+        """The target is there, and nothing of the way to it."""
+        assert self.check() == "target"
+        if self.way == "to":
+            assert sorted(os.listdir(self.work)) == ["out", "receiver"]
+        elif self.way == "aside":
+            assert sorted(os.listdir(self.work)) == sorted(["link", os.readlink(self.work / "link")])
+        root = {"to": self.work / "out", "aside": self.work / "link"}.get(self.way, self.work / "receiver")
+        assert set(os.listdir(root / ".dcr")) == {"lock", "state.json", "state.zst"}
+
+
+def finish(case: Case) -> None:
+    """Run to the end; to a folder that is there already, nothing is built again."""
+    if case.way != "to" or not (case.work / "out").exists():
+        case.run()
+    case.check_end()
+
+
+WAYS = ("replace", "in-place", "aside", "to")
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("pair", ["tiny", "rich"])
+def test_stopped_at_every_step(tmp_path: Path, pair: str, way: str) -> None:
+    case = Case(tmp_path, pair, way)
+    seen = set()
+    for number in count():
+        case.reset()
+        if stopped_at(number, case.run):
+            break
+        seen.add(case.check())
+        finish(case)
+    case.check_end()
+    assert number > 20
+    assert seen == ({"base", "target"} if way in ("aside", "to") else {"base", "marked", "target"})
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_killed_at_every_step(tmp_path: Path, way: str) -> None:
+    case = Case(tmp_path, "tiny", way)
+    for number in count():
+        case.reset()
+        if killed_at(number, case.run):
+            break
+        case.check()
+        finish(case)
+    case.check_end()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_stopped_while_it_recovers(tmp_path: Path, way: str) -> None:
+    """Every seventh step of the first run, every third of the second, then to the end; the offsets move on."""
+    case = Case(tmp_path, "tiny", way)
+    for number in count(1, 7):
+        case.reset()
+        if stopped_at(number, case.run):
+            break
+        case.save()
+        for again in count(number % 3, 3):
+            case.restore()
+            if way == "to" and (case.work / "out").exists():
+                break
+            if stopped_at(again, case.run):
+                break
+            case.check()
+            finish(case)
+        case.check_end()
+
+
+@pytest.mark.parametrize("mode", ["replace", "in-place"])
+def test_stopped_between_shards_that_go_in_turn(
+    tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With room for one shard at a time, some are the target's already and some are still the base's."""
+    monkeypatch.setattr("dcr_cli.places.has_room", lambda folder, needed, files: False)
+    monkeypatch.setattr("dcr_cli.change.has_room", lambda folder, needed, files: False)
+    case = Case(tmp_path, "tiny", mode)
+    for number in count():
+        case.reset()
+        if stopped_at(number, case.run):
+            break
+        case.check()
+        if number % 5 == 0:
+            # Room may have come back, or gone, before the next run.
+            with monkeypatch.context() as patch:
+                patch.setattr("dcr_cli.change.has_room", lambda folder, needed, files: True)
+                finish(case)
+        else:
+            finish(case)
+    case.check_end()
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO])
+def test_every_step_fails_once(tmp_path: Path, way: str, error: int) -> None:
+    """A full disk or a broken one: LocalError, or where it may be tried again a hook's error, and then it is finished."""
+    case = Case(tmp_path, "tiny", way)
+    for number in count():
+        case.reset()
+        try:
+            if failing_at(number, error, case.run):
+                break
+        except (DcrError, OSError):
+            pass
+        case.check()
+        finish(case)
+    case.check_end()
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("pair", ["tiny", "rich"])
+def test_power_is_lost_at_every_step(tmp_path: Path, pair: str, way: str) -> None:
+    case = Case(tmp_path, pair, way)
+    ways = [("nothing", 0), ("names", 0), ("some", 1), ("some", 2)]
+    step = 1 if pair == "tiny" else 4
+    for number in count(0, step):
+        case.reset()
+        loss = PowerLoss(case.work)
+        steps = 0
+
+        def stop(kind: str, path: str, other: str, number: int = number, loss: PowerLoss = loss) -> None:
+            nonlocal steps
+            loss(kind, path, other)
+            steps += 1
+            if steps > number:
+                loss.last = None
+                raise StoppedError
+
+        with watching(stop):
+            try:
+                case.run()
+                is_done = True
+            except StoppedError:
+                is_done = False
+        for kind, seed in ways:
+            shutil.rmtree(case.saved, ignore_errors=True)
+            case.saved.mkdir()
+            loss.survivors(case.saved, kind, seed + number)
+            kept, case.work = case.work, case.saved
+            try:
+                state = case.check()
+                if is_done:
+                    assert state == "target"
+                finish(case)
+            except BaseException as failure:
+                failure.add_note(f"{way}, step {number}, {kind} survives, seed {seed + number}")
+                raise
+            finally:
+                case.work = kept
+        if is_done:
+            break
+
+
+@pytest.mark.parametrize("mode", ["replace", "in-place"])
+def test_another_delta_meanwhile(tmp_path: Path, mode: str) -> None:
+    case = Case(tmp_path, "tiny", mode)
+    other = make_delta(case.base, case.base, tmp_path / "other")
+    _stop_when_marked(case)
+    before = names_below(case.work)
+    with pytest.raises(IncompleteError) as error:
+        apply(other, case.work / "receiver")
+    assert str(case.delta) in str(error.value.hint)
+    assert names_below(case.work) == before
+    finish(case)
+
+
+@pytest.mark.parametrize("other", [{"mode": "in-place"}, {"mode": "replace"}])
+def test_finished_as_it_was_begun(tmp_path: Path, other: dict[str, str]) -> None:
+    """The mode that is asked for now does not count, nor where the delta lies."""
+    for mode in ("replace", "in-place"):
+        (tmp_path / mode).mkdir()
+        case = Case(tmp_path / mode, "tiny", mode)
+        _stop_when_marked(case)
+        moved = tmp_path / f"moved-{mode}"
+        case.delta.rename(moved)
+        result = apply(moved, case.work / "receiver", **other)
+        assert (result.recovered, result.mode) == (True, mode)
+        case.check_end()
+
+
+def test_not_beside_or_elsewhere_while_incomplete(tmp_path: Path) -> None:
+    case = Case(tmp_path, "tiny", "replace")
+    _stop_when_marked(case)
+    receiver = case.work / "receiver"
+    with pytest.raises(IncompleteError):
+        apply(case.delta, receiver, to=tmp_path / "out")
+    (tmp_path / "link").symlink_to(receiver)
+    with pytest.raises(IncompleteError):
+        apply(case.delta, tmp_path / "link", mode="aside")
+    assert case.check() == "marked"
+    finish(case)
+
+
+def test_a_marker_of_a_newer_dcr(tmp_path: Path) -> None:
+    case = Case(tmp_path, "tiny", "replace")
+    _stop_when_marked(case)
+    marker = case.work / "receiver/.dcr/in-progress"
+    text = marker.read_bytes()
+    marker.write_bytes(text.replace(b'"format": 1', b'"format": 2'))
+    with pytest.raises(UnsupportedError, match="format 2"):
+        case.run()
+    for broken in (b"", b"{}", b"nonsense", text[:40]):
+        marker.write_bytes(broken)
+        with pytest.raises(DamagedError):
+            case.run()
+        assert case.check() == "marked"
+    marker.write_bytes(text)
+    finish(case)
+
+
+def test_what_is_needed_to_finish_is_gone(tmp_path: Path) -> None:
+    case = Case(tmp_path, "tiny", "replace")
+    _stop_when_marked(case)
+    (case.work / "receiver/.dcr/journal/base").unlink()
+    with pytest.raises(DamagedError, match="cannot be finished"):
+        case.run()
+    assert case.check() == "marked"
+
+
+@pytest.mark.parametrize("mode", ["replace", "in-place"])
+def test_somebody_changes_what_was_committed(tmp_path: Path, mode: str) -> None:
+    """What a stopped batch left is read again, and not believed."""
+    case = Case(tmp_path, "tiny", mode)
+    for number in count():
+        case.reset()
+        assert not stopped_at(number, case.run)
+        receiver = case.work / "receiver"
+        if list((receiver / ".dcr").glob("journal/*.commit")) and state_of(receiver, case.base, case.target) == "marked":
+            shard = receiver / "model-00002-of-00002.safetensors"
+            if shard.read_bytes() == (case.target / shard.name).read_bytes():
+                break
+    content = bytearray(shard.read_bytes())
+    # An element that the delta does not change, so that no journal repairs it.
+    content[-1] ^= 1
+    shard.write_bytes(content)
+    with pytest.raises(DamagedError, match="is not what it was to become"):
+        case.run()
+    assert case.check() == "marked"
+
+
+def test_a_failed_sync_is_not_trusted(tmp_path: Path) -> None:
+    """After a shard could not be synced, no batch may say that it was."""
+    case = Case(tmp_path, "tiny", "replace")
+    case.reset()
+    failed = False
+
+    def fail(kind: str, path: str, other: str) -> None:
+        nonlocal failed
+        if kind == "sync" and "/stage/" in path:
+            failed = True
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        assert not (failed and path.endswith(".commit"))
+
+    with watching(fail), pytest.raises((LocalError, OSError)):
+        case.run()
+    assert case.check() == "base"
+    finish(case)
+
+
+def _stop_when_marked(case: Case) -> None:
+    for number in count(30):
+        case.reset()
+        assert not stopped_at(number, case.run)
+        try:
+            open_checkpoint(case.work / "receiver")
+        except IncompleteError:
+            return
