@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from dcr_cli.digest import ObjectHasher, object_digest
 from dcr_cli.errors import DamagedError, IncompleteError, LocalError, NotFoundError, UsageError, WrongBaseError
 from dcr_cli.folder import Files, Identity, check_same, is_skipped, pattern_of, scan, skip_hint
-from dcr_cli.header import DTYPES, MAX_HEADER_BYTES, Dtype, Header, bytes_view, file_kind, read_header, stored_elements
+from dcr_cli.header import DTYPES, MAX_HEADER_BYTES, Dtype, Header, bytes_view, file_kind, read_header
 from dcr_cli.names import path_fault, shown
 from dcr_cli.weight_map import (
     SUFFIX,
@@ -54,7 +54,8 @@ class Tensor:
 
     @property
     def elements(self) -> int:
-        return stored_elements(self.dtype, self.shape)
+        """Elements as dcr codes them; a header whose shape says something else was refused."""
+        return self.bytes // self.dtype.width
 
 
 @dataclass(frozen=True, slots=True)

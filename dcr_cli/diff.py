@@ -250,8 +250,11 @@ class _Run:
 
     def _take_block(self, row: _Row, scanned: Scanned) -> None:
         """Hand one block of a row to the encoder; a row in which nothing changes never begins a piece."""
-        row.base_digest = add(row.base_digest, scanned.base_digest)
-        row.target_digest = add(row.target_digest, scanned.target_digest)
+        if scanned.part.start:
+            row.base_digest = add(row.base_digest, scanned.base_digest)
+            row.target_digest = add(row.target_digest, scanned.target_digest)
+        else:
+            row.base_digest, row.target_digest = scanned.base_digest, scanned.target_digest
         row.blocks_left -= 1
         if scanned.draft is not None:
             row.changed += scanned.draft.changed

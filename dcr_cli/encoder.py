@@ -22,6 +22,9 @@ from dcr_cli.payload import PayloadWriter
 TASK_ELEMENTS = 1 << 18
 TASK_ITEMS = 1024
 
+# So many blocks are held back at most for an encoding, or for starting states, to be decided.
+HELD_BLOCKS = 1 << 16
+
 PieceDone = Callable[[Encoding, tuple[Run, ...]], None]
 
 
@@ -88,7 +91,7 @@ class PieceEncoder:
             return
         self._held.append((draft, load))
         self._held_changed += draft is not None
-        if self._held_changed == SAMPLE_BLOCKS:
+        if self._held_changed == SAMPLE_BLOCKS or len(self._held) == HELD_BLOCKS:
             self._decide(complete=False)
 
     def end(self, done: PieceDone) -> None:
@@ -127,6 +130,10 @@ class PieceEncoder:
                 self._states[width] = sample.states()
         self._waiting.append(_Block(draft, load, self._choice, width))
         self._fill_tasks()
+        first = self._waiting[0] if len(self._waiting) >= HELD_BLOCKS else None
+        if isinstance(first, _Block):
+            self._states[first.width] = self._samples[first.width].states()
+            self._fill_tasks()
 
     def _can_code(self, item: _Item) -> bool:
         return not (

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from second_reader import apply_delta, read_delta
 from strategies import TensorData, Tensors, tensor_of, with_changes, write_checkpoint
 
 from dcr_cli.diff import DiffResult, diff
@@ -142,6 +143,20 @@ def test_threads_do_not_change_a_byte(tmp_path: Path, encoding: str) -> None:
         diff(tmp_path / "base", tmp_path / "target", tmp_path / f"delta{jobs}", encoding=encoding, jobs=jobs)
         written.append(folder_bytes(tmp_path / f"delta{jobs}"))
     assert written[0] == written[1] == written[2]
+
+
+@pytest.mark.parametrize("jobs", [1, 3])
+def test_few_blocks_are_held_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: int) -> None:
+    """Neither a piece without an encoding nor a width without states may hold back all that comes after."""
+    monkeypatch.setattr("dcr_cli.encoder.HELD_BLOCKS", 3)
+    base = {f"t{i}": bf16(i, 300_000) for i in range(6)} | {"u": tensor_of("U16", (2_000_000,))}
+    target = {name: step(tensor, i, 0.01) for i, (name, tensor) in enumerate(base.items())}
+    write_checkpoint(tmp_path / "base", base)
+    write_checkpoint(tmp_path / "target", target)
+    result = diff(tmp_path / "base", tmp_path / "target", tmp_path / "delta", jobs=jobs)
+    assert result.changed_tensors == 7
+    tensors, _ = apply_delta(read_delta(tmp_path / "delta"), tmp_path / "base")
+    assert {name: tensor[2] for name, tensor in tensors.items()} == {name: tensor[2] for name, tensor in target.items()}
 
 
 def test_planted_infinities_cost_nothing(tmp_path: Path) -> None:
