@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
-import dcr_kernels as kernels
 import numpy as np
 from numpy.typing import NDArray
 
+import dcr_kernels as kernels
 from dcr_cli.bits import read_varint, write_varint
 from dcr_cli.frame import decode_frame, encode_frame
 from dcr_cli.header import Dtype

@@ -9,10 +9,10 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import dcr_kernels as kernels
 import numpy as np
 from numpy.typing import NDArray
 
+import dcr_kernels as kernels
 from dcr_cli.checkpoint import Reader, Tensor
 from dcr_cli.choice import Allowed
 from dcr_cli.digest import add, no_digest

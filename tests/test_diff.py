@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from second_reader import apply_delta, read_delta
-from strategies import TensorData, Tensors, tensor_of, with_changes, write_checkpoint
 
 from dcr_cli.diff import DiffResult, diff
 from dcr_cli.errors import ConflictError, DamagedError, NotFoundError, UsageError
+from second_reader import apply_delta, read_delta
+from strategies import TensorData, Tensors, tensor_of, with_changes, write_checkpoint
 
 
 def bf16(seed: int, elements: int) -> TensorData:

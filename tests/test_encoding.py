@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import dcr_kernels as kernels
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
+import dcr_kernels as kernels
 from dcr_cli.choice import ALLOWED, Allowed, Choice, StatesSample, choose
 from dcr_cli.encoding import (
     Changed,

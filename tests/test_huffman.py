@@ -6,8 +6,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from dcr_cli.bits import BitWriter
 from dcr_cli.huffman import HuffmanTable, build_table, read_table, table_bits, write_table

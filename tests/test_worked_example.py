@@ -5,14 +5,14 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 
-import dcr_kernels as kernels
-import dcr_kernels.reference as reference
 import numpy as np
-from strategies import write_checkpoint
 
 import dcr_cli
+import dcr_kernels as kernels
+import dcr_kernels.reference as reference
 from dcr_cli.diff import diff
 from dcr_cli.digest import digest_text
+from strategies import write_checkpoint
 
 FORMAT = (Path(dcr_cli.__file__).parent / "FORMAT.md").read_text()
 BASE = (0x3F80, 0xBF80, 0x3C23, 0x3C24, 0x3A00, 0x3A01, 0x8000, 0x7F80)
