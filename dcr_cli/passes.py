@@ -39,7 +39,8 @@ from dcr_cli.tasks import (
 STREAMS = 4
 
 Elements = NDArray[Any]
-Sum = NDArray[np.uint32]
+Bytes = NDArray[np.uint8]
+Sums = NDArray[np.uint32]
 
 _NOTHING = np.zeros(4, np.uint32)
 
@@ -72,7 +73,7 @@ class Digests:
                 (self.base, tally.bases, tally.base_sums),
             ):
                 if numbers:
-                    np.add.at(sums, numbers, np.array(found, np.uint32))
+                    np.add.at(sums, numbers, np.concatenate(found))
             self.bytes_done += tally.bytes
 
     def fail(self, row: int, payload: int, error: ValueError) -> None:
@@ -86,10 +87,10 @@ class Tally:
 
     def __init__(self) -> None:
         self.rows: list[int] = []
-        self.sources: list[Sum] = []
-        self.targets: list[Sum] = []
+        self.sources: list[Sums] = []
+        self.targets: list[Sums] = []
         self.bases: list[int] = []
-        self.base_sums: list[Sum] = []
+        self.base_sums: list[Sums] = []
         self.bytes = 0
 
 
@@ -136,69 +137,87 @@ class _Worker:
 
     def _go_over(self, stretch: Stretch, task: Task, tally: Tally) -> None:
         buffer = self._buffer[: stretch.size]
-        has_source = stretch.source is not None
         if stretch.source is not None:
             self._from.files.read_path_into(*stretch.source, buffer)
-        begin = 0
-        for part in stretch.parts:
-            view = buffer[begin : begin + part.size]
-            old = kernels.digest(view, part.at) if has_source else _NOTHING
-            if part.row < 0:
-                tally.bases.append(part.base)
-                tally.base_sums.append(old)
-            else:
-                new = old
-                if part.coded is not None:
-                    new = self._decode(part, part.coded, view, begin, old if has_source else None, task, stretch)
-                tally.rows.append(part.row)
-                tally.sources.append(old)
-                tally.targets.append(new)
-            begin += part.size
+        if stretch.parts[0].row < 0:
+            tally.bases += [part.base for part in stretch.parts]
+            tally.base_sums.append(_digest_parts(stretch.parts, buffer))
+        else:
+            go_over = self._go_over_one if len(stretch.parts) == 1 else self._go_over_many
+            sources, targets = go_over(stretch, buffer, task)
+            tally.rows += [part.row for part in stretch.parts]
+            tally.sources.append(sources)
+            tally.targets.append(targets)
         tally.bytes += stretch.size
         if task.sink is not None and not task.is_patch:
             task.sink.write(stretch.begin, buffer.data)
 
-    def _decode(
-        self,
-        part: Part,
-        coded: Coded,
-        view: NDArray[np.uint8],
-        begin: int,
-        old: Sum | None,
-        task: Task,
-        stretch: Stretch,
-    ) -> Sum:
-        """Bring one block to its target bits, in `view` or in the journal; the digest of these bits.
-
-        `view` lies at byte `begin` of the buffer; `old` is the digest of what is in it, None if there is nothing in it.
-        """
-        dtype = DTYPES[self._from.rows[part.row].dtype]
-        elements = part.size // dtype.width
-        base = _elements(view, begin, dtype.width) if old is not None else None
-        try:
-            found = self._decode_block(coded, base, dtype, elements)
-            if not isinstance(found, Changed):
+    def _go_over_one(self, stretch: Stretch, buffer: Bytes, task: Task) -> tuple[Sums, Sums]:
+        """Bring one part to its target bits, in the buffer or in the journal: digests of both."""
+        part = stretch.parts[0]
+        has_source = stretch.source is not None
+        old = kernels.digest(buffer, part.at) if has_source else _NOTHING
+        new = old
+        if part.coded is not None:
+            base = buffer.view(uint_dtype(self._dtype(part).width)) if has_source else None
+            found = self._decode(part, part.coded, base)
+            if isinstance(found, Changed):
+                assert base is not None
+                changes = found.positions, base.take(found.positions), found.values
+                new = old + kernels.digest_changes(*changes, part.at)
                 if not task.is_patch:
+                    kernels.patch(base, found.positions, found.values)
+            elif found is not None:
+                new = kernels.digest(found.view(np.uint8), part.at)
+                buffer[:] = found.view(np.uint8)
+            self._journal(task, stretch.begin, found, part)
+        return old.reshape(1, 4), new.reshape(1, 4)
+
+    def _go_over_many(self, stretch: Stretch, buffer: Bytes, task: Task) -> tuple[Sums, Sums]:
+        """Bring small parts to their target bits in the buffer, and in the journal: digests of both."""
+        has_source = stretch.source is not None
+        old = _digest_parts(stretch.parts, buffer) if has_source else np.zeros((len(stretch.parts), 4), np.uint32)
+        begin = 0
+        for part in stretch.parts:
+            if part.coded is not None:
+                view = buffer[begin : begin + part.size]
+                width = self._dtype(part).width
+                base = _elements(view, begin, width)
+                found = self._decode(part, part.coded, base if has_source else None)
+                if isinstance(found, Changed):
+                    kernels.patch(base, found.positions, found.values)
+                    if begin % width:
+                        view[:] = base.view(np.uint8)
+                elif found is not None:
                     view[:] = found.view(np.uint8)
-                elif task.sink is not None:
-                    task.sink.journal(Entry(stretch.begin + begin, elements, None, found), is_alone=False)
-                whole: Sum = kernels.digest(found.view(np.uint8), part.at)
-                return whole
-            if base is None or old is None:
+                self._journal(task, stretch.begin + begin, found, part)
+            begin += part.size
+        return old, _digest_parts(stretch.parts, buffer)
+
+    def _dtype(self, part: Part) -> Dtype:
+        return DTYPES[self._from.rows[part.row].dtype]
+
+    def _decode(self, part: Part, coded: Coded, base: Elements | None) -> Changed | Elements | None:
+        """Decode a block; None, and a failure, if it cannot be."""
+        dtype = self._dtype(part)
+        try:
+            found = self._decode_block(coded, base, dtype, part.size // dtype.width)
+            if isinstance(found, Changed) and base is None:
                 raise ValueError("changes, where there is nothing to change")
-            grown = kernels.digest_changes(found.positions, base[found.positions], found.values, part.at)
         except ValueError as error:
             self._digests.fail(part.row, coded.run.payload, error)
-            return _NOTHING
-        if not task.is_patch:
-            kernels.patch(base, found.positions, found.values)
-            if begin % dtype.width:
-                view[:] = base.view(np.uint8)
-        elif task.sink is not None:
-            entry = Entry(stretch.begin + begin, elements, found.positions, found.values)
-            task.sink.journal(entry, is_alone=False)
-        total: Sum = old + grown
-        return total
+            return None
+        return found
+
+    def _journal(self, task: Task, begin: int, found: Changed | Elements | None, part: Part) -> None:
+        if found is None or task.sink is None or not task.is_patch:
+            return
+        elements = part.size // self._dtype(part).width
+        if isinstance(found, Changed):
+            entry = Entry(begin, elements, found.positions, found.values)
+        else:
+            entry = Entry(begin, elements, None, found)
+        task.sink.journal(entry, is_alone=False)
 
     def _decode_block(self, coded: Coded, base: Elements | None, dtype: Dtype, elements: int) -> Changed | Elements:
         block = coded.block
@@ -231,8 +250,8 @@ class _Worker:
             inside = (flat[begin:end] - first).astype(np.uint32)
             grown = kernels.digest_changes(inside, old[begin:end], values[begin:end], first * dtype.width)
             tally.rows.append(item.row)
-            tally.sources.append(_NOTHING)
-            tally.targets.append(grown)
+            tally.sources.append(_NOTHING.reshape(1, 4))
+            tally.targets.append(grown.reshape(1, 4))
             if task.sink is not None:
                 elements = min(span, item.place.size // dtype.width - first)
                 entry = Entry(item.place.begin + first * dtype.width, elements, inside, values[begin:end])
@@ -252,6 +271,18 @@ class _Worker:
         return gathered
 
 
-def _elements(view: NDArray[np.uint8], begin: int, width: int) -> Elements:
+def _digest_parts(parts: Sequence[Part], buffer: Bytes) -> Sums:
+    """The digests of parts that lie back to back in the buffer."""
+    ends = np.cumsum([part.size for part in parts]).astype(np.uint64)
+    begins = ends - np.array([part.size for part in parts], np.uint64)
+    sums: Sums = kernels.digest_spans(buffer, begins, ends)
+    for number, part in enumerate(parts):
+        # The others are whole tensors, or their beginnings.
+        if part.at:
+            sums[number] = kernels.digest(buffer[int(begins[number]) : int(ends[number])], part.at)
+    return sums
+
+
+def _elements(view: Bytes, begin: int, width: int) -> Elements:
     """The elements in `view`; in memory of their own where it does not lie as the kernels need it."""
     return (view.copy() if begin % width else view).view(uint_dtype(width))

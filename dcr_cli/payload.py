@@ -252,6 +252,10 @@ class PayloadReader:
         """The starting states of payload `index`."""
         return self._known_facts(index).states
 
+    def runs_bytes(self, index: int) -> int:
+        """How many bytes the runs of payload `index` have together."""
+        return self._known_facts(index).runs_bytes
+
     def run_bytes(self, run: Run, start: int = 0, stop: int | None = None) -> memoryview:
         """Read the bytes `start` to `stop` of a run, all of them if not told otherwise."""
         facts = self._known_facts(run.payload)

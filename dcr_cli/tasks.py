@@ -29,6 +29,7 @@ TASK_BYTES = 8 * BLOCK_BYTES
 TASK_PARTS = 512
 # A run of at most so many bytes is read at once; of a longer one, the sizes of its blocks come first.
 RUN_BYTES = 1 << 20
+WINDOW_BYTES = 1 << 18
 _TABLE_BYTES = 1 << 15
 # A larger block is read by the thread that decodes it.
 _SMALL_BLOCK_BYTES = 1 << 15
@@ -181,12 +182,15 @@ def _base_stretches(source: Source, tensors: Iterable[tuple[int, Tensor]]) -> It
     for number, tensor in tensors:
         for at in range(0, tensor.bytes, BLOCK_BYTES):
             part = Part(-1, number, at, min(BLOCK_BYTES, tensor.bytes - at), None)
-            yield from joiner.add(part, (source.shards[tensor.shard], tensor.begin + at), tensor.begin + at)
+            stretch = joiner.add(part, (source.shards[tensor.shard], tensor.begin + at), tensor.begin + at)
+            if stretch is not None:
+                yield stretch
     yield from joiner.end()
 
 
 def _items(source: Source, places: Sequence[Place], fail: Fail) -> Iterator[Stretch | BoxBlock]:
     joiner = _Joiner()
+    runs = _Runs(source.payloads)
     for place in places:
         row = source.rows[place.row]
         if not place.size:
@@ -194,14 +198,16 @@ def _items(source: Source, places: Sequence[Place], fail: Fail) -> Iterator[Stre
         spot = _spot(source, row)
         blocks: Iterator[Coded | None] | None = None
         if row.pieces and row.pieces[0].box is None:
-            blocks = _piece_blocks(source, place.row, row.pieces[0], fail)
+            blocks = _piece_blocks(runs, row, place.row, row.pieces[0], fail)
         elif row.pieces:
-            yield from _box_blocks(source, place, fail)
+            yield from _box_blocks(runs, source, place, fail)
         if blocks is None and spot is None:
             continue
         for at in range(0, place.size, BLOCK_BYTES):
             part = Part(place.row, -1, at, min(BLOCK_BYTES, place.size - at), next(blocks, None) if blocks else None)
-            yield from joiner.add(part, (spot[0], spot[1] + at) if spot else None, place.begin + at)
+            stretch = joiner.add(part, (spot[0], spot[1] + at) if spot else None, place.begin + at)
+            if stretch is not None:
+                yield stretch
     yield from joiner.end()
 
 
@@ -221,13 +227,17 @@ class _Joiner:
         self._begin = 0
         self._bytes = 0
 
-    def add(self, part: Part, source: Spot | None, begin: int) -> Iterator[Stretch]:
+    def add(self, part: Part, source: Spot | None, begin: int) -> Stretch | None:
+        """Take a part; what lay before it, if it does not go on with that."""
+        before = None
         if self._parts and not self._continues(source, begin, part.size):
-            yield from self.end()
+            before = Stretch(self._source, self._begin, self._bytes, self._parts)
+            self._parts, self._bytes = [], 0
         if not self._parts:
             self._source, self._begin = source, begin
         self._parts.append(part)
         self._bytes += part.size
+        return before
 
     def end(self) -> Iterator[Stretch]:
         if self._parts:
@@ -235,53 +245,78 @@ class _Joiner:
             self._parts, self._bytes = [], 0
 
     def _continues(self, source: Spot | None, begin: int, size: int) -> bool:
-        if self._bytes + size > STRETCH_BYTES or begin != self._begin + self._bytes:
+        if self._bytes + size > STRETCH_BYTES or len(self._parts) >= TASK_PARTS or begin != self._begin + self._bytes:
             return False
         if source is None or self._source is None:
             return source is self._source
         return source == (self._source[0], self._source[1] + self._bytes)
 
 
-def _box_blocks(source: Source, place: Place, fail: Fail) -> Iterator[BoxBlock]:
+def _box_blocks(runs: _Runs, source: Source, place: Place, fail: Fail) -> Iterator[BoxBlock]:
     row = source.rows[place.row]
     size = BLOCK_BYTES // DTYPES[row.dtype].width
     for piece in row.pieces:
         assert piece.box is not None
         elements = box_elements(piece.box)
-        for number, coded in enumerate(_piece_blocks(source, place.row, piece, fail)):
+        for number, coded in enumerate(_piece_blocks(runs, row, place.row, piece, fail)):
             if coded is not None:
                 yield BoxBlock(place.row, place, coded, number * size, min(size, elements - number * size))
 
 
-def _piece_blocks(source: Source, row: int, piece: Piece, fail: Fail) -> Iterator[Coded | None]:
+def _piece_blocks(runs: _Runs, row: TensorRow, number: int, piece: Piece, fail: Fail) -> Iterator[Coded | None]:
     """The blocks of a piece in order, None where nothing changes; none after a malformed run."""
-    width = DTYPES[source.rows[row].dtype].width
+    width = DTYPES[row.dtype].width
     for run in piece.runs:
         try:
-            yield from _run_blocks(source.payloads, width, piece, run)
+            yield from runs.blocks(width, piece, run)
         except ValueError as error:
-            fail(row, run.payload, error)
+            fail(number, run.payload, error)
             return
 
 
-def _run_blocks(payloads: PayloadReader, width: int, piece: Piece, run: Run) -> Iterator[Coded | None]:
-    encoding = Encoding(piece.encoding)
-    stop = run.bytes if run.bytes <= RUN_BYTES else _TABLE_BYTES + 4 * run.blocks
-    loaded, loaded_from = payloads.run_bytes(run, 0, stop), 0
-    table, start = read_table(loaded, width) if encoding.is_gap else (None, 0)
-    states = payloads.states(run.payload)
-    for number, (begin, end) in enumerate(pairwise(_bounds(loaded, run, start))):
-        block = None
-        if begin == end:
-            if encoding is Encoding.WHOLE:
-                raise ValueError(f"block {number} of a whole piece is empty")
-            yield None
-            continue
-        if end - begin <= _SMALL_BLOCK_BYTES or end <= loaded_from + len(loaded):
-            if not loaded_from <= begin <= end <= loaded_from + len(loaded):
-                loaded, loaded_from = payloads.run_bytes(run, begin, begin + RUN_BYTES), begin
-            block = loaded[begin - loaded_from : end - loaded_from]
-        yield Coded(piece, run, begin, end, block, states, table)
+class _Runs:
+    """Reads runs of one stream; small ones that follow each other, many at a time."""
+
+    def __init__(self, payloads: PayloadReader) -> None:
+        self._payloads = payloads
+        self._window = memoryview(b"")
+        self._payload = -1
+        self._begin = 0
+        self._states: States = {}
+
+    def blocks(self, width: int, piece: Piece, run: Run) -> Iterator[Coded | None]:
+        """The blocks of a run in order, None where nothing changes. ValueError if it is malformed."""
+        encoding = Encoding(piece.encoding)
+        loaded, loaded_from = self._start_of(run), 0
+        table, start = read_table(loaded, width) if encoding.is_gap else (None, 0)
+        for number, (begin, end) in enumerate(pairwise(_bounds(loaded, run, start))):
+            block = None
+            if begin == end:
+                if encoding is Encoding.WHOLE:
+                    raise ValueError(f"block {number} of a whole piece is empty")
+                yield None
+                continue
+            if end - begin <= _SMALL_BLOCK_BYTES or end <= loaded_from + len(loaded):
+                if not loaded_from <= begin <= end <= loaded_from + len(loaded):
+                    loaded, loaded_from = self._payloads.run_bytes(run, begin, begin + RUN_BYTES), begin
+                block = loaded[begin - loaded_from : end - loaded_from]
+            yield Coded(piece, run, begin, end, block, self._states_of(run), table)
+
+    def _start_of(self, run: Run) -> memoryview:
+        """All bytes of a run, or of a long one so many that the sizes of its blocks are among them."""
+        if run.bytes > RUN_BYTES:
+            return self._payloads.run_bytes(run, 0, _TABLE_BYTES + 4 * run.blocks)
+        begin = run.offset - self._begin
+        if run.payload != self._payload or not 0 <= begin <= begin + run.bytes <= len(self._window):
+            size = self._payloads.runs_bytes(run.payload) - run.offset
+            window = Run(run.payload, run.offset, max(run.bytes, min(size, WINDOW_BYTES)), 1)
+            self._window = self._payloads.run_bytes(window)
+            self._payload, self._begin, begin = run.payload, run.offset, 0
+            self._states = self._payloads.states(run.payload)
+        return self._window[begin : begin + run.bytes]
+
+    def _states_of(self, run: Run) -> States:
+        return self._states if run.payload == self._payload else self._payloads.states(run.payload)
 
 
 def _bounds(data: memoryview, run: Run, start: int) -> list[int]:
