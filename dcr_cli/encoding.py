@@ -108,7 +108,7 @@ def block_elements(width: int) -> int:
 def find_changes(base: Elements, target: Elements) -> Changes:
     """Compare two blocks bit for bit."""
     positions = kernels.scan(base, target)
-    return Changes(positions, base.take(positions), target.take(positions))
+    return Changes(positions, kernels.gather(base, positions), kernels.gather(target, positions))
 
 
 def draft_block(base: Elements, target: Elements, changes: Changes, dtype: Dtype, *, context: bool, gap: bool) -> Draft:

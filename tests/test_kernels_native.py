@@ -130,6 +130,7 @@ def check(spec: Spec, n: int, rate: float) -> None:
     out = place(want["base"])
     native.patch(out, *decoded)
     assert out.tobytes() == target.tobytes()
+    assert exact(native.gather(place(base), place(positions))) == exact(base[positions])
     changes = native.digest_changes(place(positions), place(base[positions]), place(target[positions]), 0)
     assert exact(changes) == exact(want["changes"])
     assert exact(native.position_bits(n, positions)) == exact(want["bits"])
@@ -554,6 +555,7 @@ def test_wrong_arguments_are_refused(level: str) -> None:
             ),
             lambda: module.gap_decode(b"\x02", 8, 3, *ONLY_ESCAPE),
             lambda: module.whole_split(b"abc", 2),
+            lambda: module.gather(ones, positions(len(ones))),
             lambda: module.digest_changes(positions(1), ones, ones, 0),
             lambda: module.digest_changes(positions(1), ones[:1], ones[:1], -1),
         ]

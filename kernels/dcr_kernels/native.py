@@ -21,8 +21,10 @@ __all__ = [
     "context_draft",
     "digest",
     "digest_changes",
+    "digest_spans",
     "gap_decode",
     "gap_encode",
+    "gather",
     "level",
     "levels",
     "magnitude_bins",
@@ -97,6 +99,13 @@ def scan(base: Elements, target: Elements) -> Positions:
     out = _scratch.array("positions", base.size + SLACK, _POSITION)
     found = _native.scan(_width(base, target), base, target, out)
     return out[:found].copy()
+
+
+def gather(elements: Elements, positions: Positions) -> Elements:
+    """Return the elements at `positions`."""
+    out = np.empty(positions.size, elements.dtype)
+    _native.gather(_width(elements), elements, _positions(positions), out)
+    return out
 
 
 def patch(out: Elements, positions: Positions, values: Elements) -> None:

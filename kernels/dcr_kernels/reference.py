@@ -134,6 +134,14 @@ def scan(base: Elements, target: Elements) -> Positions:
     return np.flatnonzero(base != target).astype(np.uint32)
 
 
+def gather(elements: Elements, positions: Positions) -> Elements:
+    """Return the elements at `positions`."""
+    _width(elements)
+    _check_uint32(positions)
+    _check_within(elements, positions)
+    return elements[positions]
+
+
 def patch(out: Elements, positions: Positions, values: Elements) -> None:
     """Write `values` to `out` at `positions`, which are distinct; `out` is unchanged on an error."""
     _check_patch(out, positions, values)
@@ -150,9 +158,13 @@ def _check_patch(out: Elements, positions: Positions, values: Elements) -> None:
     _width(out, values)
     _check_uint32(positions)
     _check_sizes(positions, values)
-    outside = positions >= out.size
+    _check_within(out, positions)
+
+
+def _check_within(elements: Elements, positions: Positions) -> None:
+    outside = positions >= elements.size
     if outside.any():
-        raise ValueError(f"position outside of {out.size} elements: at element {int(np.argmax(outside))}")
+        raise ValueError(f"position outside of {elements.size} elements: at element {int(np.argmax(outside))}")
 
 
 def whole_split(block: Bytes, width: int) -> NDArray[np.uint8]:

@@ -44,18 +44,31 @@ ALWAYS_INLINE void patch_of(int width, uint8_t *out, size_t count, const struct 
     }
 }
 
-ALWAYS_INLINE bool patch_any(uint8_t *out, size_t count, int width, const struct changes *changes, bool is_xor, struct fault *fault) {
+ALWAYS_INLINE bool are_within(size_t count, const struct changes *changes, struct fault *fault) {
     uint32_t largest = 0;
     for (size_t i = 0; i < changes->count; i++) {
         uint32_t position = position_at(changes, i);
         largest = position > largest ? position : largest;
     }
-    if (changes->count && largest >= count) {
-        size_t at = 0;
-        while (at + 1 < changes->count && position_at(changes, at) < count) at++;
-        return fail(fault, "position outside", "element", at);
-    }
+    if (!changes->count || largest < count) return true;
+    size_t at = 0;
+    while (at + 1 < changes->count && position_at(changes, at) < count) at++;
+    return fail(fault, "position outside", "element", at);
+}
+
+ALWAYS_INLINE bool patch_any(uint8_t *out, size_t count, int width, const struct changes *changes, bool is_xor, struct fault *fault) {
+    if (!are_within(count, changes, fault)) return false;
     FOR_WIDTH(width, patch_of, out, count, changes, is_xor);
+    return true;
+}
+
+ALWAYS_INLINE void gather_of(int width, const uint8_t *elements, const struct changes *changes, uint8_t *out) {
+    for (size_t i = 0; i < changes->count; i++) store_element(out, i, load_element(elements, position_at(changes, i), width), width);
+}
+
+static bool gather(const uint8_t *elements, size_t count, int width, const struct changes *changes, uint8_t *out, struct fault *fault) {
+    if (!are_within(count, changes, fault)) return false;
+    FOR_WIDTH(width, gather_of, elements, changes, out);
     return true;
 }
 

@@ -96,6 +96,7 @@ struct kernels {
     void (*digest)(struct span data, uint64_t offset, uint32_t sums[4]);
     void (*digest_changes)(const struct changes *changes, const uint8_t *old, int width, uint64_t offset, uint32_t sums[4]);
     size_t (*scan)(const struct block *block, uint32_t *positions);
+    bool (*gather)(const uint8_t *elements, size_t count, int width, const struct changes *changes, uint8_t *out, struct fault *fault);
     bool (*patch)(uint8_t *out, size_t count, int width, const struct changes *changes, struct fault *fault);
     bool (*patch_xor)(uint8_t *out, size_t count, int width, const struct changes *changes, struct fault *fault);
     bool (*context_draft)(const struct block *block, const struct changes *changes, struct draft *draft, struct fault *fault);

@@ -113,6 +113,26 @@ static PyObject *patch_with(PyObject *const *args, Py_ssize_t arguments, bool is
     return finish(&v, is_good, &fault, Py_NewRef(Py_None));
 }
 
+/* gather(width, elements, positions, out) */
+static PyObject *native_gather(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
+    struct views v;
+    int width;
+    size_t elements;
+    struct changes changes = {0};
+    struct fault fault;
+    bool is_good;
+    if (!has_arguments(count, 4) || !get_width(args[0], &width) || !acquire(&v, args + 1, 3, 1)) return NULL;
+    if (!get_count(&v.view[0], (size_t)width, &elements) || !get_count(&v.view[1], 4, &changes.count) ||
+        !has_size(&v.view[2], changes.count, (size_t)width, true))
+        return stop(&v);
+    changes.positions = v.view[1].buf;
+    const struct kernels *kernels = active;
+    Py_BEGIN_ALLOW_THREADS
+    is_good = kernels->gather(v.view[0].buf, elements, width, &changes, v.view[2].buf, &fault);
+    Py_END_ALLOW_THREADS
+    return finish(&v, is_good, &fault, Py_NewRef(Py_None));
+}
+
 /* patch(width, positions, values, out) */
 static PyObject *native_patch(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
     return patch_with(args, count, false);
@@ -347,6 +367,7 @@ static PyMethodDef methods[] = {
     FAST(digest_spans),
     FAST(digest_changes),
     FAST(scan),
+    FAST(gather),
     FAST(patch),
     FAST(patch_xor),
     FAST(context_draft),

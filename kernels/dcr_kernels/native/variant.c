@@ -14,6 +14,7 @@ const struct kernels JOIN(kernels_, LEVEL) = {
     .digest = digest,
     .digest_changes = digest_changes,
     .scan = scan,
+    .gather = gather,
     .patch = patch,
     .patch_xor = patch_xor,
     .context_draft = context_draft,
