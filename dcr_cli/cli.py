@@ -149,8 +149,9 @@ def _run(given: list[str], session: Session) -> int:
 def _usage_error(error: typer.TyperException, command: str | None) -> DcrError:
     message = error.format_message().strip().rstrip(".").replace("Value error, ", "")
     message = message[:1].lower() + message[1:]
-    known = command if command in COMMANDS else None
-    return UsageError(known or "arguments", message, hint=f"dcr {known} --help" if known else "dcr --help")
+    if command in COMMANDS:
+        return UsageError(command, message, hint=f"dcr {command} --help")
+    return UsageError("arguments", message, hint="options come after the command; dcr --help lists the commands")
 
 
 def _before_dashes(given: list[str]) -> list[str]:

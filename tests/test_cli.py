@@ -292,6 +292,7 @@ def test_verify_without_a_record_is_not_found(run: Run, tiny_pair: tuple[Path, P
         ([], "a command is missing", "dcr --help"),
         (["nonsense"], "no such command 'nonsense'", "dcr --help"),
         (["--nonsense"], "no such option: --nonsense", "dcr --help"),
+        (["-j", "2", "diff", "a", "b"], "no such option: -j", "after the command"),
         (["diff"], "missing argument 'BASE'", "dcr diff --help"),
         (["diff", "a"], "missing argument 'TARGET'", "dcr diff --help"),
         (["diff", "a", "b", "c"], "unexpected extra argument", "dcr diff --help"),

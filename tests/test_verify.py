@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 
+from dcr_cli.apply import apply
 from dcr_cli.diff import diff
 from dcr_cli.errors import ConflictError, DamagedError, IncompleteError, NotFoundError, UsageError
 from dcr_cli.folder import Files
@@ -175,6 +176,36 @@ def test_a_match_means_equal_tensors(
     assert verify(folder / "base", against=folder / "target", jobs=jobs).matches == (is_same and bool(base))
     assert verify(folder / "base", delta=folder / "delta", jobs=jobs).matches == (is_same and bool(base))
     assert verify(folder / "target", delta=folder / "delta", jobs=jobs).matches == bool(target)
+
+
+def test_alone_it_compares_with_the_record_of_the_last_apply(tiny_pair: tuple[Path, Path], tmp_path: Path) -> None:
+    diff(*tiny_pair, tmp_path / "delta")
+    apply(tmp_path / "delta", tiny_pair[0])
+    assert verify(tiny_pair[0]).matches
+    shard = sorted(tiny_pair[0].glob("*.safetensors"))[1]
+    whole = shard.read_bytes()
+    before = shard.stat()
+    shard.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    os.utime(shard, ns=(before.st_atime_ns, before.st_mtime_ns))
+    result = verify(tiny_pair[0])
+    assert not result.matches
+    assert [(d.tensor, d.kind) for d in result.differences] == [("layers.3.weight", "digest")]
+    shard.write_bytes(whole)
+    assert verify(tiny_pair[0]).matches
+    (tiny_pair[0] / "config.json").write_bytes(b"{}")
+    (tiny_pair[0] / "notes.txt").write_bytes(b"new")
+    sidecars = SidecarDifference("config.json", "bytes"), SidecarDifference("notes.txt", "extra")
+    assert verify(tiny_pair[0]).sidecars == sidecars
+
+
+@pytest.mark.parametrize("name", ["state.json", "state.zst"])
+def test_a_torn_record_is_no_record(name: str, tiny_pair: tuple[Path, Path], tmp_path: Path) -> None:
+    diff(*tiny_pair, tmp_path / "delta")
+    apply(tmp_path / "delta", tiny_pair[0])
+    record = tiny_pair[0] / ".dcr" / name
+    record.write_bytes(record.read_bytes()[:-3])
+    with pytest.raises(NotFoundError, match="no record"):
+        verify(tiny_pair[0])
 
 
 def test_without_anything_to_compare_with_it_says_so(tiny_pair: tuple[Path, Path]) -> None:
