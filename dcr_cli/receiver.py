@@ -167,14 +167,14 @@ def encode_marker(marker: Marker) -> bytes:
     document = {
         "format": MARKER_FORMAT,
         "commit": blake3_text(marker.commit),
-        "delta": marker.delta,
+        "delta": marker.delta.encode(errors="backslashreplace").decode(),
         "base": _state_members(marker.base),
         "target": _state_members(marker.target),
         "mode": marker.mode,
         "exact": marker.is_exact,
         "journal": blake3_text(marker.base_blake3),
     }
-    return json.dumps(document, ensure_ascii=False).encode(errors="backslashreplace") + b"\n"
+    return json.dumps(document, ensure_ascii=False).encode() + b"\n"
 
 
 def decode_marker(text: bytes, what: str) -> Marker:

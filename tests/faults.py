@@ -33,7 +33,7 @@ def watching(hook: Callable[[str, str, str], None]) -> Iterator[None]:
 
 
 def stopped_at(number: int, run: Callable[[], object]) -> bool:
-    """Run until step `number` (from 0), which is not done, nor any after it. Whether `run` ended without getting there."""
+    """Run until step `number` (from 0), which is not done, nor any after it; whether `run` ended before that."""
     steps = 0
 
     def stop(kind: str, path: str, other: str) -> None:

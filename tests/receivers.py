@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -59,7 +60,8 @@ def fresh_copy(source: Path, to: Path) -> Path:
 
 
 def rich_tensors() -> tuple[dict[str, TensorData], dict[str, TensorData]]:
-    """Tensors kept, changed, added, removed, renamed, replaced, swapped, tied, of no elements, of one, of several dtypes."""
+    """Tensors kept, changed, added, removed, renamed, replaced, swapped, tied, of no elements, of one, of several
+    dtypes."""
     base = {
         "a.kept": tensor_of("BF16", (40, 8), 1),
         "b.changed": tensor_of("BF16", (64, 64), 2),
@@ -90,7 +92,12 @@ def write_rich_pair(folder: Path, *, base_shards: int = 3, target_shards: int = 
     """Write them as folder/base and folder/target, divided otherwise, with sidecars of all fates."""
     base, target = rich_tensors()
     before = {"config.json": CONFIG, "old/notes.txt": b"old", "vocab.txt": b"a\nb\n", "kept/merges.txt": b"m"}
-    after = {"config.json": NEW_CONFIG, "new/deep/template.txt": b"new", "vocab.txt": b"a\nc\n", "kept/merges.txt": b"m"}
+    after = {
+        "config.json": NEW_CONFIG,
+        "new/deep/template.txt": b"new",
+        "vocab.txt": b"a\nc\n",
+        "kept/merges.txt": b"m",
+    }
     return (
         write_checkpoint(folder / "base", base, shards=base_shards, sidecars=before, metadata={"format": "pt"}),
         write_checkpoint(folder / "target", target, shards=target_shards, sidecars=after, metadata={"format": "pt"}),
@@ -158,7 +165,7 @@ def put_into_boxes(
         if encoding.is_gap:
             symbols = [(a ^ b if encoding is Encoding.GAP_XOR else b)[a != b].tolist() for a, b in blocks]
             counts: dict[int, int] = {}
-            for symbol in sum(symbols, []):
+            for symbol in chain.from_iterable(symbols):
                 counts[symbol] = counts.get(symbol, 0) + 1
             table = build_table(counts, dtype.width, complete=True)
         writer.begin_piece(write_table(table) if table is not None else b"")
@@ -195,4 +202,8 @@ def put_into_boxes(
 
 def names_below(root: Path) -> list[str]:
     """Every name below `root`, links and folders too."""
-    return sorted(os.path.relpath(os.path.join(where, name), root) for where, folders, files in os.walk(root) for name in (*folders, *files))
+    return sorted(
+        os.path.relpath(os.path.join(where, name), root)
+        for where, folders, files in os.walk(root)
+        for name in (*folders, *files)
+    )

@@ -150,9 +150,7 @@ def test_stopped_while_it_recovers(tmp_path: Path, way: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["replace", "in-place"])
-def test_stopped_between_shards_that_go_in_turn(
-    tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stopped_between_shards_that_go_in_turn(tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With room for one shard at a time, some are the target's already and some are still the base's."""
     monkeypatch.setattr("dcr_cli.places.has_room", lambda folder, needed, files: False)
     monkeypatch.setattr("dcr_cli.change.has_room", lambda folder, needed, files: False)
@@ -175,7 +173,8 @@ def test_stopped_between_shards_that_go_in_turn(
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO])
 def test_every_step_fails_once(tmp_path: Path, way: str, error: int) -> None:
-    """A full disk or a broken one: LocalError, or where it may be tried again a hook's error, and then it is finished."""
+    """A full disk or a broken one: LocalError, or where it may be tried again a hook's error, and then it is
+    finished."""
     case = Case(tmp_path, "tiny", way)
     for number in count():
         case.reset()
@@ -307,7 +306,10 @@ def test_somebody_changes_what_was_committed(tmp_path: Path, mode: str) -> None:
         case.reset()
         assert not stopped_at(number, case.run)
         receiver = case.work / "receiver"
-        if list((receiver / ".dcr").glob("journal/*.commit")) and state_of(receiver, case.base, case.target) == "marked":
+        if (
+            list((receiver / ".dcr").glob("journal/*.commit"))
+            and state_of(receiver, case.base, case.target) == "marked"
+        ):
             shard = receiver / "model-00002-of-00002.safetensors"
             if shard.read_bytes() == (case.target / shard.name).read_bytes():
                 break
