@@ -10,18 +10,18 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from dcr_cli.apply_result import ApplyResult, done, nothing_done
-from dcr_cli.beside import apply_aside, apply_to
-from dcr_cli.change import Change
-from dcr_cli.delta import open_delta
+from dcr_cli.checkpoint.folder import Identity, identity_of, scan
+from dcr_cli.delta.delta import open_delta
+from dcr_cli.delta.payload import PayloadReader
 from dcr_cli.durable import Folder
 from dcr_cli.errors import IncompleteError, UsageError
-from dcr_cli.folder import Identity, identity_of, scan
-from dcr_cli.job import Job, Progress, Target, sums_of, whole_work
-from dcr_cli.payload import PayloadReader
-from dcr_cli.places import changed_paths, check_plan
-from dcr_cli.receiver import Marker, Receiver
-from dcr_cli.survey import is_there_already, judge, look_at, open_root
+from dcr_cli.receiver.apply_result import ApplyResult, done, nothing_done
+from dcr_cli.receiver.beside import apply_aside, apply_to
+from dcr_cli.receiver.change import Change
+from dcr_cli.receiver.job import Job, Progress, Target, sums_of, whole_work
+from dcr_cli.receiver.places import changed_paths, check_plan
+from dcr_cli.receiver.receiver import Marker, Receiver
+from dcr_cli.receiver.survey import is_there_already, judge, look_at, open_root
 from dcr_cli.work import default_jobs
 
 __all__ = ["MODES", "ApplyResult", "apply"]

@@ -123,6 +123,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     if arguments is None:
         process.ensure_utf8()
+        process.collect_rarely()
     given = list(sys.argv[1:] if arguments is None else arguments)
     session = Session(_command_in(given), Options(json="--json" in _before_dashes(given)))
     try:

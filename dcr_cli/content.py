@@ -18,10 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 import dcr_kernels as kernels
-from dcr_cli.checkpoint import Checkpoint, Reader, Tensor
-from dcr_cli.digest import State, TensorDigest, add, content_digest, digest_bytes, files_digest, no_digest
-from dcr_cli.encoding import BLOCK_BYTES
-from dcr_cli.scan import Part, parts_of, tasks_of
+from dcr_cli.checkpoint.checkpoint import Checkpoint, Reader, Tensor
+from dcr_cli.checkpoint.digest import State, TensorDigest, add, content_digest, digest_bytes, files_digest, no_digest
+from dcr_cli.delta.encoding import BLOCK_BYTES
+from dcr_cli.delta.scan import Part, parts_of, tasks_of
 from dcr_cli.work import default_jobs
 
 Progress = Callable[[str, int, int], None]

@@ -16,16 +16,15 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dcr_cli.checkpoint import Checkpoint, FileDigest, Reader, Tensor, open_checkpoint
-from dcr_cli.choice import ALLOWED, Allowed, Choice
-from dcr_cli.digest import State, add, content_digest, digest_bytes, files_digest, no_digest
-from dcr_cli.encoder import PieceEncoder
-from dcr_cli.encoding import BLOCK_BYTES, Encoding, block_elements, encode_whole
-from dcr_cli.errors import UsageError
-from dcr_cli.manifest import FileRow, Manifest, Piece, Run, TensorRow
-from dcr_cli.matching import Matching, match
-from dcr_cli.output import DeltaOutput
-from dcr_cli.scan import (
+from dcr_cli.checkpoint.checkpoint import Checkpoint, FileDigest, Reader, Tensor, open_checkpoint
+from dcr_cli.checkpoint.digest import State, add, content_digest, digest_bytes, files_digest, no_digest
+from dcr_cli.delta.choice import ALLOWED, Allowed, Choice
+from dcr_cli.delta.encoder import PieceEncoder
+from dcr_cli.delta.encoding import BLOCK_BYTES, Encoding, block_elements, encode_whole
+from dcr_cli.delta.manifest import FileRow, Manifest, Piece, Run, TensorRow
+from dcr_cli.delta.matching import Matching, match
+from dcr_cli.delta.output import DeltaOutput
+from dcr_cli.delta.scan import (
     Part,
     Scanned,
     Scanner,
@@ -37,6 +36,7 @@ from dcr_cli.scan import (
     tasks_of,
     whole_draft,
 )
+from dcr_cli.errors import UsageError
 from dcr_cli.work import default_jobs
 
 Progress = Callable[[str, int, int], None]

@@ -18,8 +18,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from dcr_cli.checkpoint.header import file_kind
 from dcr_cli.errors import ConflictError, DamagedError, LocalError
-from dcr_cli.header import file_kind
 
 # Called before each step with what is about to happen and to which path; "rename", "link" and "clone" have a second
 # path.

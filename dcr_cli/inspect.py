@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dcr_cli.checkpoint import SIDECAR, Checkpoint, open_checkpoint
+from dcr_cli.checkpoint.checkpoint import SIDECAR, Checkpoint, open_checkpoint
+from dcr_cli.checkpoint.digest import State, digest_text
 from dcr_cli.content import Workers, read_state
-from dcr_cli.digest import State, digest_text
 
 Progress = Callable[[str, int, int], None]
 

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from dcr_cli.checkpoint import SIDECAR, STATE_FOLDER
-from dcr_cli.delta import open_delta
+from dcr_cli.checkpoint.checkpoint import SIDECAR, STATE_FOLDER
+from dcr_cli.delta.delta import open_delta
 from dcr_cli.durable import open_folder
 from dcr_cli.errors import NotFoundError
-from dcr_cli.record import read_record
+from dcr_cli.receiver.record import read_record
 
 
 @dataclass(frozen=True, slots=True)

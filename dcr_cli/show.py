@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from dcr_cli.delta import Delta, open_delta
-from dcr_cli.digest import State
-from dcr_cli.encoding import Encoding
-from dcr_cli.header import DTYPES, stored_elements
-from dcr_cli.manifest import Run, TensorRow
-from dcr_cli.payload import PayloadReader
+from dcr_cli.checkpoint.digest import State
+from dcr_cli.checkpoint.header import DTYPES, stored_elements
+from dcr_cli.delta.delta import Delta, open_delta
+from dcr_cli.delta.encoding import Encoding
+from dcr_cli.delta.manifest import Run, TensorRow
+from dcr_cli.delta.payload import PayloadReader
 from dcr_cli.work import default_jobs
 
 Progress = Callable[[str, int, int], None]

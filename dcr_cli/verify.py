@@ -16,13 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 import dcr_kernels as kernels
-from dcr_cli.checkpoint import SIDECAR, Checkpoint, Reader, Tensor, open_checkpoint
+from dcr_cli.checkpoint.checkpoint import SIDECAR, Checkpoint, Reader, Tensor, open_checkpoint
+from dcr_cli.checkpoint.digest import digest_bytes, digest_text
 from dcr_cli.content import Blocks, Side, Workers, in_file_order, read_spans, tensor_digests, tensor_of_part
-from dcr_cli.digest import digest_bytes, digest_text
-from dcr_cli.encoding import uint_dtype
+from dcr_cli.delta.encoding import uint_dtype
+from dcr_cli.delta.scan import Part, parts_of
 from dcr_cli.errors import NotFoundError, UsageError
 from dcr_cli.reference import Reference, reference_of_delta, reference_of_record
-from dcr_cli.scan import Part, parts_of
 
 Progress = Callable[[str, int, int], None]
 Opened = tuple[Checkpoint, Reader]

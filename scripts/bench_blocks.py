@@ -12,8 +12,8 @@ from bench_report import BenchError
 from numpy.typing import NDArray
 
 import dcr_kernels as kernels
-from dcr_cli.choice import StatesSample
-from dcr_cli.encoding import (
+from dcr_cli.delta.choice import StatesSample
+from dcr_cli.delta.encoding import (
     Changed,
     Draft,
     Encoding,

@@ -16,8 +16,8 @@ from bench_report import BenchError
 from numpy.typing import NDArray
 
 import dcr_kernels as kernels
-from dcr_cli.encoding import Changes, find_changes
-from dcr_cli.huffman import HuffmanTable, build_table
+from dcr_cli.delta.encoding import Changes, find_changes
+from dcr_cli.delta.huffman import HuffmanTable, build_table
 
 TABLE_BLOCKS = 64
 Tasks = dict[str, Callable[[], object]]

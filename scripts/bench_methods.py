@@ -24,8 +24,8 @@ import numpy as np
 import zstandard
 from numpy.typing import NDArray
 
-from dcr_cli.checkpoint import open_checkpoint
-from dcr_cli.header import Dtype
+from dcr_cli.checkpoint.checkpoint import open_checkpoint
+from dcr_cli.checkpoint.header import Dtype
 
 Elements = NDArray[Any]
 METHODS = ("dense XOR", "16-bit gaps", "COO values")

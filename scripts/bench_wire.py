@@ -15,7 +15,7 @@ from bench_files import check_same_files, folder_bytes
 from bench_methods import METHODS, Measure, measure, read_pairs
 from bench_report import Goal, Report, at_most
 
-from dcr_cli.manifest import decode_manifest
+from dcr_cli.delta.manifest import decode_manifest
 
 SIDECAR = 2
 FEW_CHANGES = 100_000

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from dcr_cli.commit import Commit, encode_commit
-from dcr_cli.digest import State, object_digest
-from dcr_cli.document import Columns
-from dcr_cli.frame import encode_frame
-from dcr_cli.header import write_safetensors
-from dcr_cli.manifest import (
+from dcr_cli.checkpoint.digest import State, object_digest
+from dcr_cli.checkpoint.header import write_safetensors
+from dcr_cli.delta.commit import Commit, encode_commit
+from dcr_cli.delta.document import Columns
+from dcr_cli.delta.frame import encode_frame
+from dcr_cli.delta.manifest import (
     Box,
     FileRow,
     Manifest,

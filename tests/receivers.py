@@ -11,18 +11,26 @@ from pathlib import Path
 
 import numpy as np
 
-from dcr_cli.checkpoint import open_checkpoint
-from dcr_cli.commit import encode_commit
-from dcr_cli.delta import open_delta
+from dcr_cli.checkpoint.checkpoint import open_checkpoint
+from dcr_cli.checkpoint.digest import content_digest, digest_bytes, object_digest, tensor_digest
+from dcr_cli.checkpoint.header import DTYPES
+from dcr_cli.delta.commit import encode_commit
+from dcr_cli.delta.delta import open_delta
+from dcr_cli.delta.encoding import (
+    BLOCK_BYTES,
+    Encoding,
+    draft_block,
+    encode_block,
+    encode_whole,
+    find_changes,
+    uint_dtype,
+)
+from dcr_cli.delta.huffman import build_table, write_table
+from dcr_cli.delta.manifest import Box, Manifest, Piece, TensorRow, encode_digests, encode_manifest
+from dcr_cli.delta.payload import PayloadWriter
+from dcr_cli.delta.strided import box_elements, flat_indices
 from dcr_cli.diff import diff
-from dcr_cli.digest import content_digest, digest_bytes, object_digest, tensor_digest
-from dcr_cli.encoding import BLOCK_BYTES, Encoding, draft_block, encode_block, encode_whole, find_changes, uint_dtype
 from dcr_cli.errors import IncompleteError
-from dcr_cli.header import DTYPES
-from dcr_cli.huffman import build_table, write_table
-from dcr_cli.manifest import Box, Manifest, Piece, TensorRow, encode_digests, encode_manifest
-from dcr_cli.payload import PayloadWriter
-from dcr_cli.strided import box_elements, flat_indices
 from strategies import TensorData, tensor_of, with_changes, write_checkpoint
 
 CONFIG, NEW_CONFIG = b'{"model_type": "tiny"}\n', b'{"model_type": "tiny", "new": true}\n'

@@ -15,7 +15,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from dcr_cli.header import DTYPES
+from dcr_cli.checkpoint.header import DTYPES
 
 TensorData = tuple[str, Sequence[int], bytes]
 Tensors = Mapping[str, TensorData]

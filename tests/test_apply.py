@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from dcr_cli import places
 from dcr_cli.apply import ApplyResult, apply
-from dcr_cli.checkpoint import open_checkpoint
-from dcr_cli.encoding import Encoding
+from dcr_cli.checkpoint.checkpoint import open_checkpoint
+from dcr_cli.delta.encoding import Encoding
+from dcr_cli.delta.manifest import Box, TensorRow
 from dcr_cli.errors import (
     ConflictError,
     DamagedError,
@@ -25,7 +25,7 @@ from dcr_cli.errors import (
     UsageError,
     WrongBaseError,
 )
-from dcr_cli.manifest import Box, TensorRow
+from dcr_cli.receiver import places
 from dcr_cli.verify import verify
 from faults import watching
 from receivers import (
@@ -711,7 +711,7 @@ class TestRoom:
         target = write_checkpoint(tmp_path / "target", new, shards=5)
         delta = make_delta(base, target, tmp_path / "delta")
         monkeypatch.setattr(places, "has_room", lambda folder, needed, files: False)
-        monkeypatch.setattr("dcr_cli.change.has_room", lambda folder, needed, files: False)
+        monkeypatch.setattr("dcr_cli.receiver.change.has_room", lambda folder, needed, files: False)
         staged: list[int] = []
 
         def count(kind: str, path: str, other: str) -> None:

@@ -104,7 +104,7 @@ def test_tiny_pairs_have_tensors_of_1_to_16_bytes(load, tmp_path: Path) -> None:
 
 
 def pair_of(methods: ModuleType, base: np.ndarray, target: np.ndarray):
-    header = importlib.import_module("dcr_cli.header")
+    header = importlib.import_module("dcr_cli.checkpoint.header")
     return methods.TensorPair("t", header.DTYPES["BF16"], (len(base),), base, target)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from dcr_cli.bits import BitReader, BitWriter, read_varint, write_varint
+from dcr_cli.delta.bits import BitReader, BitWriter, read_varint, write_varint
 
 FIELDS = st.integers(0, 64).flatmap(lambda bits: st.tuples(st.integers(0, (1 << bits) - 1), st.just(bits)))
 U64 = st.integers(0, (1 << 64) - 1) | st.integers(0, 300)

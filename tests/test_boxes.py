@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from dcr_cli.boxes import EntangledError, find_overlap
+from dcr_cli.delta.boxes import EntangledError, find_overlap
 
 Axis = tuple[int, int, int]
 

@@ -12,8 +12,8 @@ import pytest
 from blake3 import blake3
 from hypothesis import given, strategies as st
 
-from dcr_cli import checkpoint as checkpoint_module
-from dcr_cli.checkpoint import (
+from dcr_cli.checkpoint import checkpoint as checkpoint_module
+from dcr_cli.checkpoint.checkpoint import (
     IN_PROGRESS,
     SHARD,
     SIDECAR,
@@ -543,7 +543,7 @@ def test_a_shard_that_shrinks_is_a_conflict_and_no_signal(root: Path) -> None:
 
 
 def test_a_shard_that_is_replaced_between_scan_and_header(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dcr_cli.folder import scan as real
+    from dcr_cli.checkpoint.folder import scan as real
 
     def scan_then_replace(*arguments: Any, **options: Any) -> Any:
         found = real(*arguments, **options)

@@ -350,14 +350,14 @@ def test_errors_become_codes(
     def fail(*arguments: object, **options: object) -> None:
         raise error
 
-    monkeypatch.setattr("dcr_cli.checkpoint.Path", fail)
+    monkeypatch.setattr("dcr_cli.checkpoint.checkpoint.Path", fail)
     assert run("inspect", tmp_path) == Ran(code, "", message)
     document = run("inspect", tmp_path, "--json").json
     assert (document["exit_code"], document["ok"]) == (code, False) and document["error"]["message"]
 
 
 def test_a_bug_is_70_with_a_traceback(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dcr_cli.checkpoint.Path", lambda path: 1 // 0)
+    monkeypatch.setattr("dcr_cli.checkpoint.checkpoint.Path", lambda path: 1 // 0)
     ran = run("inspect", tmp_path)
     assert ran.code == 70 and ran.out == ""
     assert ran.err.startswith("Traceback") and "dcr: internal error: ZeroDivisionError" in ran.err
@@ -519,8 +519,8 @@ def test_on_a_terminal(environment: dict[str, str], tiny_pair: tuple[Path, Path]
 def test_signals(number: signal.Signals, code: int, tiny_pair: tuple[Path, Path]) -> None:
     """A command that hangs on a pipe in the checkpoint's place ends at once, by the signal's own code."""
     hang = (
-        "import sys, time, dcr_cli.checkpoint, dcr_cli.cli\n"
-        "dcr_cli.checkpoint._check_folder = lambda *a: (print('ready', flush=True), time.sleep(60))\n"
+        "import sys, time, dcr_cli.checkpoint.checkpoint, dcr_cli.cli\n"
+        "dcr_cli.checkpoint.checkpoint._check_folder = lambda *a: (print('ready', flush=True), time.sleep(60))\n"
         "sys.exit(dcr_cli.cli.main(['inspect', sys.argv[1]]))"
     )
     child = subprocess.Popen(

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from dcr_cli.apply import apply
-from dcr_cli.checkpoint import open_checkpoint
+from dcr_cli.checkpoint.checkpoint import open_checkpoint
 from dcr_cli.errors import DamagedError, DcrError, IncompleteError, LocalError, UnsupportedError
 from dcr_cli.verify import verify
 from faults import PowerLoss, StoppedError, failing_at, killed_at, stopped_at, watching
@@ -152,8 +152,8 @@ def test_stopped_while_it_recovers(tmp_path: Path, way: str) -> None:
 @pytest.mark.parametrize("mode", ["replace", "in-place"])
 def test_stopped_between_shards_that_go_in_turn(tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With room for one shard at a time, some are the target's already and some are still the base's."""
-    monkeypatch.setattr("dcr_cli.places.has_room", lambda folder, needed, files: False)
-    monkeypatch.setattr("dcr_cli.change.has_room", lambda folder, needed, files: False)
+    monkeypatch.setattr("dcr_cli.receiver.places.has_room", lambda folder, needed, files: False)
+    monkeypatch.setattr("dcr_cli.receiver.change.has_room", lambda folder, needed, files: False)
     case = Case(tmp_path, "tiny", mode)
     for number in count():
         case.reset()
@@ -163,7 +163,7 @@ def test_stopped_between_shards_that_go_in_turn(tmp_path: Path, mode: str, monke
         if number % 5 == 0:
             # Room may have come back, or gone, before the next run.
             with monkeypatch.context() as patch:
-                patch.setattr("dcr_cli.change.has_room", lambda folder, needed, files: True)
+                patch.setattr("dcr_cli.receiver.change.has_room", lambda folder, needed, files: True)
                 finish(case)
         else:
             finish(case)

@@ -148,7 +148,7 @@ def test_threads_do_not_change_a_byte(tmp_path: Path, encoding: str) -> None:
 @pytest.mark.parametrize("jobs", [1, 3])
 def test_few_blocks_are_held_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: int) -> None:
     """Neither a piece without an encoding nor a width without states may hold back all that comes after."""
-    monkeypatch.setattr("dcr_cli.encoder.HELD_BLOCKS", 3)
+    monkeypatch.setattr("dcr_cli.delta.encoder.HELD_BLOCKS", 3)
     base = {f"t{i}": bf16(i, 300_000) for i in range(6)} | {"u": tensor_of("U16", (2_000_000,))}
     target = {name: step(tensor, i, 0.01) for i, (name, tensor) in enumerate(base.items())}
     write_checkpoint(tmp_path / "base", base)

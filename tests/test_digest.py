@@ -9,7 +9,7 @@ import pytest
 from blake3 import blake3
 from hypothesis import given, strategies as st
 
-from dcr_cli.digest import (
+from dcr_cli.checkpoint.digest import (
     ObjectHasher,
     State,
     add,

@@ -14,7 +14,7 @@ import pytest
 from dcr_cli import durable
 from dcr_cli.durable import Folder, NoRoomError, open_folder
 from dcr_cli.errors import ConflictError, DamagedError, LocalError
-from dcr_cli.room import free_bytes
+from dcr_cli.receiver.room import free_bytes
 from faults import PowerLoss, StoppedError, stopped_at, watching
 
 
@@ -211,7 +211,7 @@ class TestRoom:
     def test_one_in_memory_counts_the_memory(self, monkeypatch: pytest.MonkeyPatch) -> None:
         if not os.path.isdir("/dev/shm"):
             pytest.skip("no file system in memory here")
-        monkeypatch.setattr("dcr_cli.room._free_memory", lambda: 1000)
+        monkeypatch.setattr("dcr_cli.receiver.room._free_memory", lambda: 1000)
         with open_folder("/dev/shm") as folder:
             assert free_bytes(folder) == 500
 

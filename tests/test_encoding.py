@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 import dcr_kernels as kernels
-from dcr_cli.choice import ALLOWED, Allowed, Choice, StatesSample, choose
-from dcr_cli.encoding import (
+from dcr_cli.checkpoint.header import DTYPES, Dtype
+from dcr_cli.delta.choice import ALLOWED, Allowed, Choice, StatesSample, choose
+from dcr_cli.delta.encoding import (
     Changed,
     Elements,
     Encoding,
@@ -21,8 +22,7 @@ from dcr_cli.encoding import (
     encode_whole,
     find_changes,
 )
-from dcr_cli.header import DTYPES, Dtype
-from dcr_cli.huffman import HuffmanTable, build_table
+from dcr_cli.delta.huffman import HuffmanTable, build_table
 
 SIZES = (1, 2, 63, 64, 65, 1000, 5000)
 

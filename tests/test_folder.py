@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from dcr_cli import folder
+from dcr_cli.checkpoint import folder
+from dcr_cli.checkpoint.folder import Files, check_same, is_skipped, pattern_of, scan
 from dcr_cli.errors import ConflictError, DamagedError, LocalError
-from dcr_cli.folder import Files, check_same, is_skipped, pattern_of, scan
 
 
 def fill(root: Path, *paths: str) -> Path:

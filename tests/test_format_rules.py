@@ -18,17 +18,17 @@ import zstandard
 
 import dcr_cli
 import dcr_kernels as kernels
-from dcr_cli.bits import BitReader, BitWriter, read_varint, write_varint
-from dcr_cli.commit import decode_commit, encode_commit, open_digests, open_manifest
-from dcr_cli.digest import object_digest
-from dcr_cli.document import Columns
-from dcr_cli.encoding import Encoding, decode_block, decode_whole, encode_whole
+from dcr_cli.checkpoint.digest import object_digest
+from dcr_cli.checkpoint.header import DTYPES, write_safetensors
+from dcr_cli.delta.bits import BitReader, BitWriter, read_varint, write_varint
+from dcr_cli.delta.commit import decode_commit, encode_commit, open_digests, open_manifest
+from dcr_cli.delta.document import Columns
+from dcr_cli.delta.encoding import Encoding, decode_block, decode_whole, encode_whole
+from dcr_cli.delta.frame import encode_frame
+from dcr_cli.delta.huffman import HuffmanTable, read_table
+from dcr_cli.delta.manifest import PayloadRow, Run, decode_digests, decode_manifest, encode_digests, encode_manifest
+from dcr_cli.delta.payload import PayloadReader, encode_payload, payload_name, read_head, split_run
 from dcr_cli.errors import DcrError
-from dcr_cli.frame import encode_frame
-from dcr_cli.header import DTYPES, write_safetensors
-from dcr_cli.huffman import HuffmanTable, read_table
-from dcr_cli.manifest import PayloadRow, Run, decode_digests, decode_manifest, encode_digests, encode_manifest
-from dcr_cli.payload import PayloadReader, encode_payload, payload_name, read_head, split_run
 from dcr_kernels.streams import RangeEncoder, write_magnitude
 from documents import (
     BLAKE3,
@@ -611,7 +611,7 @@ def test_rule_47_sizes_of_files(monkeypatch: pytest.MonkeyPatch) -> None:
     refused_manifest(many, "together")
     many["file.size"][0] = 0
     decode_manifest(document(many), None, "manifest.zst")
-    monkeypatch.setattr("dcr_cli.manifest_rules.SHARD_COUNT_LIMIT", 0)
+    monkeypatch.setattr("dcr_cli.delta.manifest_rules.SHARD_COUNT_LIMIT", 0)
     refused_manifest(columns(), "more than 0 shards")
 
 
@@ -659,7 +659,7 @@ def test_rule_53_payload_files_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> 
     for size in (0, 8, 67_174_409, (1 << 64) - 1):
         refused_manifest(with_value("payload.bytes", 1, size), "at most")
     decode_manifest(document(with_value("payload.bytes", 1, 67_174_408)), None, "manifest.zst")
-    monkeypatch.setattr("dcr_cli.manifest_rules.PAYLOAD_COUNT_LIMIT", 1)
+    monkeypatch.setattr("dcr_cli.delta.manifest_rules.PAYLOAD_COUNT_LIMIT", 1)
     refused_manifest(columns(), "has 2 payloads, at most 1")
 
 

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from hypothesis import given, strategies as st
 
-from dcr_cli.frame import decode_frame, encode_frame, stated_bytes
+from dcr_cli.delta.frame import decode_frame, encode_frame, stated_bytes
 from documents import raw_frame
 
 

@@ -16,8 +16,7 @@ import safetensors
 from hypothesis import example, given, settings, strategies as st
 from safetensors.numpy import load as load_by_reference
 
-from dcr_cli.errors import ConflictError, DamagedError
-from dcr_cli.header import (
+from dcr_cli.checkpoint.header import (
     DTYPES,
     DTYPES_BY_CODE,
     Header,
@@ -29,6 +28,7 @@ from dcr_cli.header import (
     stored_elements,
     write_safetensors,
 )
+from dcr_cli.errors import ConflictError, DamagedError
 from strategies import TensorData, byte_count, every_dtype, raw_file, shard_bytes, tensor_sets
 
 # What we refuse and the reference reads, and nothing else.

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from dcr_cli.bits import BitWriter
-from dcr_cli.huffman import HuffmanTable, build_table, read_table, table_bits, write_table
+from dcr_cli.delta.bits import BitWriter
+from dcr_cli.delta.huffman import HuffmanTable, build_table, read_table, table_bits, write_table
 
 WIDTHS = (1, 2, 4, 8)
 

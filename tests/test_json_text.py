@@ -5,8 +5,8 @@ import json
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from dcr_cli.checkpoint.json_text import strict_json
 from dcr_cli.errors import DamagedError
-from dcr_cli.json_text import strict_json
 
 values = st.recursive(
     st.none()

@@ -10,11 +10,10 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, strategies as st
 
-from dcr_cli.commit import decode_commit, encode_commit, open_digests, open_manifest
-from dcr_cli.errors import DamagedError, UnsupportedError
-from dcr_cli.frame import decode_frame, encode_frame, stated_bytes
-from dcr_cli.header import DTYPES, stored_elements
-from dcr_cli.manifest import (
+from dcr_cli.checkpoint.header import DTYPES, stored_elements
+from dcr_cli.delta.commit import decode_commit, encode_commit, open_digests, open_manifest
+from dcr_cli.delta.frame import decode_frame, encode_frame, stated_bytes
+from dcr_cli.delta.manifest import (
     Box,
     FileRow,
     Manifest,
@@ -27,6 +26,7 @@ from dcr_cli.manifest import (
     encode_digests,
     encode_manifest,
 )
+from dcr_cli.errors import DamagedError, UnsupportedError
 from documents import DIGEST, DIGESTS, MANIFEST, commit
 
 EMPTY = Manifest((), (), (), (), ())

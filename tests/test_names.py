@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
+from dcr_cli.checkpoint.names import safe_path, shown
 from dcr_cli.errors import DamagedError
-from dcr_cli.names import safe_path, shown
 
 
 @pytest.mark.parametrize(

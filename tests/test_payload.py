@@ -15,11 +15,10 @@ import pytest
 from hypothesis import given, strategies as st
 from numpy.typing import NDArray
 
-from dcr_cli.bits import write_varint
-from dcr_cli.digest import object_digest
-from dcr_cli.errors import ConflictError, DamagedError, LocalError
-from dcr_cli.manifest import PayloadRow, Run
-from dcr_cli.payload import (
+from dcr_cli.checkpoint.digest import object_digest
+from dcr_cli.delta.bits import write_varint
+from dcr_cli.delta.manifest import PayloadRow, Run
+from dcr_cli.delta.payload import (
     DEFAULT_STATE,
     HEAD_LIMIT,
     PayloadReader,
@@ -30,6 +29,7 @@ from dcr_cli.payload import (
     split_run,
     write_head,
 )
+from dcr_cli.errors import ConflictError, DamagedError, LocalError
 
 States = NDArray[np.uint16]
 Pieces = list[tuple[bytes, list[bytes]]]

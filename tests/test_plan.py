@@ -7,12 +7,12 @@ from typing import ClassVar
 
 import pytest
 
-from dcr_cli.checkpoint import FileDigest, Shard
-from dcr_cli.digest import files_digest, object_digest
+from dcr_cli.checkpoint.checkpoint import FileDigest, Shard
+from dcr_cli.checkpoint.digest import files_digest, object_digest
+from dcr_cli.checkpoint.header import Header, parse_header
+from dcr_cli.delta.manifest import FileRow, Manifest, Piece, Run, TensorRow
 from dcr_cli.errors import DamagedError, UnsupportedError, WrongBaseError
-from dcr_cli.header import Header, parse_header
-from dcr_cli.manifest import FileRow, Manifest, Piece, Run, TensorRow
-from dcr_cli.plan import (
+from dcr_cli.receiver.plan import (
     Action,
     Base,
     Plan,
@@ -22,8 +22,8 @@ from dcr_cli.plan import (
     room_at_once,
     room_in_turn,
 )
-from dcr_cli.receiver import tensors_of
-from dcr_cli.reshard import own_layout, rewrite_weight_map
+from dcr_cli.receiver.receiver import tensors_of
+from dcr_cli.receiver.reshard import own_layout, rewrite_weight_map
 from strategies import shard_bytes
 
 CONTEXT, WHOLE = 4, 1

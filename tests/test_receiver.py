@@ -20,14 +20,14 @@ from pathlib import Path
 import pytest
 
 from dcr_cli.apply import apply
-from dcr_cli.checkpoint import open_checkpoint
-from dcr_cli.digest import State
+from dcr_cli.checkpoint.checkpoint import open_checkpoint
+from dcr_cli.checkpoint.digest import State
 from dcr_cli.durable import open_folder
 from dcr_cli.errors import ConflictError, DcrError, LocalError, WrongBaseError
-from dcr_cli.locking import lock
 from dcr_cli.process import Stopped, signals_raised
-from dcr_cli.receiver import Marker, decode_marker, encode_marker
-from dcr_cli.record import read_record
+from dcr_cli.receiver.locking import lock
+from dcr_cli.receiver.receiver import Marker, decode_marker, encode_marker
+from dcr_cli.receiver.record import read_record
 from faults import watching
 from receivers import fresh_copy, make_delta, names_below, state_of, tree
 from strategies import tensor_of, with_changes, write_checkpoint
@@ -169,7 +169,7 @@ class TestRecord:
         """A receiver at the target whose record counts, as it does two seconds after the last change."""
         receiver, _, delta = tiny
         apply(delta, receiver)
-        monkeypatch.setattr("dcr_cli.record.SETTLE_NS", 0)
+        monkeypatch.setattr("dcr_cli.receiver.record.SETTLE_NS", 0)
         return tiny
 
     def read_bytes(self, receiver: Path, delta: Path, monkeypatch: pytest.MonkeyPatch) -> int:
@@ -450,8 +450,8 @@ def test_what_was_known_is_not_read_again(tmp_path: Path, monkeypatch: pytest.Mo
     second = write_checkpoint(tmp_path / "1", old | {"w0": with_changes(old["w0"], [1])}, shards=3)
     third = write_checkpoint(tmp_path / "2", old | {"w0": with_changes(old["w0"], [1, 2])}, shards=3)
     apply(make_delta(first, second, tmp_path / "d1"), first)
-    monkeypatch.setattr("dcr_cli.record.SETTLE_NS", 0)
-    from dcr_cli.folder import Files
+    monkeypatch.setattr("dcr_cli.receiver.record.SETTLE_NS", 0)
+    from dcr_cli.checkpoint.folder import Files
 
     read: set[str] = set()
     original = Files.read_path_into

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dcr_cli.digest import State
+from dcr_cli.checkpoint.digest import State
 from dcr_cli.report import documents, people
 from dcr_cli.report.progress import Progress
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, strategies as st
 
 from dcr_cli.apply import apply
+from dcr_cli.checkpoint.folder import Files
 from dcr_cli.diff import diff
 from dcr_cli.errors import ConflictError, DamagedError, IncompleteError, NotFoundError, UsageError
-from dcr_cli.folder import Files
 from dcr_cli.verify import SidecarDifference, TensorDifference, VerifyResult, verify
 from strategies import (
     TensorData,

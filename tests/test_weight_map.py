@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from dcr_cli.checkpoint.weight_map import check_agreement, check_sets_complete, check_shards_exist, parse_weight_map
 from dcr_cli.errors import DamagedError
-from dcr_cli.weight_map import check_agreement, check_sets_complete, check_shards_exist, parse_weight_map
 
 
 def document(weight_map: Any, **members: Any) -> bytes:

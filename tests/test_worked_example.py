@@ -10,8 +10,8 @@ import numpy as np
 import dcr_cli
 import dcr_kernels as kernels
 import dcr_kernels.reference as reference
+from dcr_cli.checkpoint.digest import digest_text
 from dcr_cli.diff import diff
-from dcr_cli.digest import digest_text
 from strategies import write_checkpoint
 
 FORMAT = (Path(dcr_cli.__file__).parent / "FORMAT.md").read_text()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def of_result(result: DataclassInstance, *, leave_out: tuple[str, ...] = ()) -> dict[str, Any]:
     """List a result's fields as plain values."""
-    from dcr_cli.digest import State, blake3_text
+    from dcr_cli.checkpoint.digest import State, blake3_text
 
     document = {}
     for field in dataclasses.fields(result):

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dcr_cli.apply_result import ApplyResult
+    from dcr_cli.checkpoint.digest import State
     from dcr_cli.diff import DiffResult
-    from dcr_cli.digest import State
     from dcr_cli.inspect import InspectResult
+    from dcr_cli.receiver.apply_result import ApplyResult
     from dcr_cli.show import ShowResult
     from dcr_cli.verify import TensorDifference, VerifyResult
 
@@ -69,7 +69,7 @@ def amount(count: int, noun: str) -> str:
 
 def names(listed: Sequence[str], most: int = MOST_LISTED) -> str:
     """List names on one line, only so many of them."""
-    from dcr_cli.names import shown
+    from dcr_cli.checkpoint.names import shown
 
     more = f" and {len(listed) - most:,} more" if len(listed) > most else ""
     return ", ".join(shown(name) for name in listed[:most]) + more

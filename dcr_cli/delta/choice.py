@@ -1,0 +1,136 @@
+"""What an encoder chooses: the encoding of a piece, its Huffman table, the starting states of a delta (FORMAT 5.8).
+
+Integers only, so that every machine chooses the same. It codes nothing itself.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dcr_cli.checkpoint.header import Dtype
+from dcr_cli.delta.encoding import ContextDraft, Draft, Elements, Encoding, LoadBlock, changes_of
+from dcr_cli.delta.huffman import HuffmanTable, build_table, table_bits
+
+SAMPLE_BLOCKS = 64
+DEFAULT_STATE = 32768
+# floor(256 * log2((256 + i) / 256)), from exact integer powers.
+_LOG2_FRACTION = np.array([((256 + i) ** 256).bit_length() - 1 - 2048 for i in range(256)], np.int64)
+
+Sample = Sequence[tuple[Draft, LoadBlock]]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """How the blocks of a piece are coded; `table` is there for `gap` alone."""
+
+    encoding: Encoding
+    table: HuffmanTable | None
+
+
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """Which encodings the caller admits for tensors that have a base."""
+
+    whole: bool
+    gap: bool
+    context: bool
+
+
+ALLOWED = {
+    "auto": Allowed(whole=False, gap=True, context=True),
+    "context": Allowed(whole=False, gap=False, context=True),
+    "gap": Allowed(whole=False, gap=True, context=False),
+    "whole": Allowed(whole=True, gap=False, context=False),
+}
+
+
+def choose(sample: Sample, dtype: Dtype, allowed: Allowed, *, complete: bool) -> Choice:
+    """Choose for a piece whose first changed blocks are `sample`; `complete` says that these are all it has."""
+    if allowed.whole:
+        return Choice(Encoding.WHOLE, None)
+    if not allowed.gap:
+        return Choice(Encoding.CONTEXT, None)
+    context_bits = _context_bits([draft.context for draft, _ in sample]) if allowed.context else None
+    # Positions alone are a lower bound of what `gap` takes: mostly it is enough to see that `context` is smaller.
+    if context_bits is not None and context_bits <= sum(draft.gap_position_bits for draft, _ in sample):
+        return Choice(Encoding.CONTEXT, None)
+    best: tuple[int, Choice] | None = None
+    for encoding in (Encoding.GAP_XOR, Encoding.GAP_OVERWRITE):
+        counts = _symbol_counts(sample, encoding)
+        table = build_table(counts, dtype.width, complete=complete)
+        bits = table_bits(table, counts, dtype.width) + sum(draft.gap_position_bits for draft, _ in sample)
+        if best is None or bits < best[0]:
+            best = bits, Choice(encoding, table)
+    assert best is not None
+    if context_bits is not None and context_bits <= best[0]:
+        return Choice(Encoding.CONTEXT, None)
+    return best[1]
+
+
+@dataclass(slots=True)
+class StatesSample:
+    """Collects what the first changed `context` blocks of one width coded."""
+
+    blocks: int = 0
+    bins: NDArray[np.uint64] = field(default_factory=lambda: np.zeros((16, 32, 2), np.uint64))
+
+    def add(self, draft: Draft) -> None:
+        """Count one block."""
+        assert draft.context is not None
+        self.blocks += 1
+        self.bins += draft.context.bins
+
+    @property
+    def is_full(self) -> bool:
+        """Whether later blocks no longer count."""
+        return self.blocks >= SAMPLE_BLOCKS
+
+    def states(self) -> NDArray[np.uint16]:
+        """Starting states [16, 32] in the steps that a payload's head can write; DEFAULT_STATE where nothing was seen.
+
+        The states below the last one seen in a class are always given, since a head lists a class without holes.
+        """
+        zeros, ones = (self.bins[..., bit].astype(np.int64) for bit in (0, 1))
+        seen = zeros + ones
+        step = np.minimum(256 * (5 * zeros + 2) // (5 * seen + 4), 255)
+        in_use = np.flip(np.maximum.accumulate(np.flip(seen, 1), 1), 1) > 0
+        return np.where(in_use, 256 * step + 128, DEFAULT_STATE).astype(np.uint16)
+
+
+def _symbol_counts(sample: Sample, encoding: Encoding) -> Counter[int]:
+    counts: Counter[int] = Counter()
+    for draft, load in sample:
+        symbols: Elements = changes_of(draft, encoding, load)[1]
+        values, seen = np.unique(symbols, return_counts=True)
+        counts.update(dict(zip(values.tolist(), seen.tolist(), strict=True)))
+    return counts
+
+
+def _context_bits(drafts: Sequence[ContextDraft | None]) -> int:
+    """Bits of context blocks: their streams, and the entropy of what their states code, plain bits included."""
+    bins = np.zeros((16, 32, 2), np.int64)
+    stream_bytes = 0
+    for draft in drafts:
+        assert draft is not None
+        stream_bytes += len(draft.stream)
+        bins += draft.bins.astype(np.int64)
+    zeros, ones = bins[..., 0], bins[..., 1]
+    entropy = _log2_times(zeros + ones) - _log2_times(zeros) - _log2_times(ones)
+    return 8 * stream_bytes + int(entropy.sum()) // 256 + int(ones.sum())
+
+
+def _log2_times(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """floor(256 * log2(x)) * x, 0 for 0, to eight bits of x."""
+    x = np.maximum(counts, 1)
+    bits = np.zeros_like(x)
+    for shift in (32, 16, 8, 4, 2, 1):
+        step = (x >> bits >> shift > 0) * shift
+        bits += step
+    mantissa = np.where(bits > 8, x >> np.maximum(bits - 8, 0), x << np.maximum(8 - bits, 0)) - 256
+    times: NDArray[np.int64] = (256 * bits + _LOG2_FRACTION[mantissa]) * counts
+    return times

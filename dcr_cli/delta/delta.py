@@ -1,0 +1,115 @@
+"""A delta's folder, opened: its commit, manifest and digests, read and checked against each other.
+
+Payloads are PayloadReader's matter; a base is needed for nothing here.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dcr_cli.checkpoint.digest import DIGEST_BYTES, content_digest, files_digest, object_digest
+from dcr_cli.checkpoint.folder import Files, identity_of
+from dcr_cli.checkpoint.header import file_kind
+from dcr_cli.delta.commit import COMMIT_LIMIT, Commit, decode_commit, open_digests, open_manifest
+from dcr_cli.delta.document import CONTENT_LIMIT
+from dcr_cli.delta.manifest import Manifest, TensorRow
+from dcr_cli.delta.output import COMMIT_NAME, DIGESTS_NAME, MANIFEST_NAME, PAYLOADS_NAME
+from dcr_cli.errors import DamagedError, LocalError, NotFoundError
+
+# What zstd makes of content that cannot be compressed is larger than it by less than this.
+_OBJECT_LIMIT = CONTENT_LIMIT + (CONTENT_LIMIT >> 7)
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """The documents of a delta. `digests` are those of its tensors without pieces, in order."""
+
+    folder: Path
+    commit: Commit
+    commit_blake3: bytes
+    manifest: Manifest
+    digests: NDArray[np.uint8]
+    document_bytes: int
+
+    def tensors(self) -> Iterator[tuple[TensorRow, bytes]]:
+        """All tensors of the target in canonical order, each with the 16 bytes of its digest."""
+        others = self.digests.tobytes()
+        place = 0
+        for row in self.manifest.tensors:
+            if row.digest is not None:
+                yield row, row.digest
+            else:
+                yield row, others[place : place + DIGEST_BYTES]
+                place += DIGEST_BYTES
+
+
+def open_delta(folder: str | os.PathLike[str]) -> Delta:
+    """Read the documents of the delta in `folder` and check that they belong together and describe its target.
+
+    Raises NotFoundError when there is no delta, DamagedError when it is incomplete or malformed, UnsupportedError when
+    it needs a newer dcr.
+    """
+    root = Path(folder)
+    _check_folder(root)
+    commit_object = _read(root, COMMIT_NAME, COMMIT_LIMIT)
+    commit = decode_commit(commit_object, str(root / COMMIT_NAME))
+    manifest_object = _read(root, MANIFEST_NAME, _OBJECT_LIMIT)
+    manifest = open_manifest(commit, manifest_object, str(root / MANIFEST_NAME))
+    digests_object = _read(root, DIGESTS_NAME, _OBJECT_LIMIT)
+    digests = open_digests(commit, manifest, digests_object, str(root / DIGESTS_NAME))
+    size = len(commit_object) + len(manifest_object) + len(digests_object)
+    delta = Delta(root, commit, object_digest(commit_object), manifest, digests, size)
+    _check_target(delta)
+    return delta
+
+
+def _check_folder(root: Path) -> None:
+    try:
+        names = os.listdir(root)
+    except FileNotFoundError as error:
+        raise NotFoundError(str(root), "no such delta") from error
+    except NotADirectoryError as error:
+        raise NotFoundError(str(root), "is not a folder; a delta is one") from error
+    except OSError as error:
+        raise LocalError(str(root), f"cannot be listed: {error.strerror}") from error
+    if COMMIT_NAME in names:
+        return
+    if MANIFEST_NAME in names or DIGESTS_NAME in names or PAYLOADS_NAME in names:
+        facts = f"has no {COMMIT_NAME}: the delta in it is incomplete"
+        raise DamagedError(str(root), facts, hint="run the dcr diff that writes it again")
+    raise NotFoundError(
+        str(root), f"holds no delta: it has no {COMMIT_NAME}", hint="dcr diff BASE TARGET -o DELTA makes one"
+    )
+
+
+def _read(root: Path, name: str, limit: int) -> bytes:
+    what = str(root / name)
+    try:
+        status = os.stat(what)
+    except FileNotFoundError as error:
+        raise DamagedError(what, "is missing; the delta is incomplete") from error
+    except OSError as error:
+        raise LocalError(what, f"cannot be read: {error.strerror}") from error
+    if not stat.S_ISREG(status.st_mode):
+        raise DamagedError(what, f"is {file_kind(status.st_mode)}, not a file")
+    if status.st_size > limit:
+        raise DamagedError(what, f"has {status.st_size} bytes, at most {limit} are allowed")
+    with Files(root, {name: identity_of(status)}) as files:
+        return files.read_file(name)
+
+
+def _check_target(delta: Delta) -> None:
+    """The rows must make up the state that the commit calls its target."""
+    what = str(delta.folder / MANIFEST_NAME)
+    content = content_digest((row.name, row.dtype, row.shape, digest) for row, digest in delta.tensors())
+    if content != delta.commit.target.content:
+        raise DamagedError(what, "its tensors do not make up the content digest of the commit's target")
+    if files_digest((file.path, file.kind, file.blake3) for file in delta.manifest.files) != delta.commit.target.files:
+        raise DamagedError(what, "its files do not make up the files digest of the commit's target")

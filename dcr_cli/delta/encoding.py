@@ -1,0 +1,239 @@
+"""One block of a piece, or of a file, to bytes and back: whole, gap and context (FORMAT 5).
+
+Which encoding a piece gets is choice.py's matter; where blocks lie is payload.py's. What the kernels and zstd say about
+malformed input passes through as ValueError; the caller, who knows tensor and payload, names them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import dcr_kernels as kernels
+from dcr_cli.checkpoint.header import Dtype
+from dcr_cli.delta.bits import read_varint, write_varint
+from dcr_cli.delta.frame import decode_frame, encode_frame
+from dcr_cli.delta.huffman import HuffmanTable
+
+BLOCK_BYTES = 524_288
+WHOLE_FORM = b"\x01"
+FRAME_WINDOW_LIMIT = 8 << 20
+# A coded block of at most this share of the block's bytes is kept without trying its whole form.
+WHOLE_TRIAL_SHARE = 8
+# Where at most this share of a block changed, its changes are kept until they are coded.
+KEPT_SHARE = 8
+
+Elements = NDArray[Any]
+States = dict[int, NDArray[np.uint16]]
+
+
+class Encoding(IntEnum):
+    """The codes of FORMAT 5."""
+
+    WHOLE = 1
+    GAP_XOR = 2
+    GAP_OVERWRITE = 3
+    CONTEXT = 4
+
+    @property
+    def is_gap(self) -> bool:
+        """Whether runs of this encoding begin with a Huffman table."""
+        return self in (Encoding.GAP_XOR, Encoding.GAP_OVERWRITE)
+
+    @property
+    def label(self) -> str:
+        """The word that people type and read."""
+        return {1: "whole", 2: "gap", 3: "gap", 4: "context"}[int(self)]
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """Elements of a block that change: positions within the block, each once, and their new bits."""
+
+    positions: NDArray[np.uint32]
+    values: Elements
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What a scan found: ascending positions, and the old and new bits there."""
+
+    positions: NDArray[np.uint32]
+    old: Elements
+    new: Elements
+
+
+@dataclass(frozen=True, slots=True)
+class ContextDraft:
+    """A block coded `context` but for its magnitudes, whose starting states are not known yet."""
+
+    stream: bytes
+    class_counts: NDArray[np.uint32]
+    magnitudes: Elements
+    bins: NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """What is kept of a scanned block until its piece has an encoding.
+
+    `changes` are None where they would take much memory; then the block is read again.
+    """
+
+    changed: int
+    elements: int
+    context: ContextDraft | None
+    gap_position_bits: int
+    changes: Changes | None
+
+
+LoadBlock = Callable[[], tuple[Elements, Elements]]
+
+
+def uint_dtype(width: int) -> np.dtype[Any]:
+    """The NumPy type that holds an element's bits."""
+    return np.dtype(f"<u{width}")
+
+
+def block_elements(width: int) -> int:
+    """Elements of a full block."""
+    return BLOCK_BYTES // width
+
+
+def find_changes(base: Elements, target: Elements) -> Changes:
+    """Compare two blocks bit for bit."""
+    positions = kernels.scan(base, target)
+    return Changes(positions, kernels.gather(base, positions), kernels.gather(target, positions))
+
+
+def draft_block(base: Elements, target: Elements, changes: Changes, dtype: Dtype, *, context: bool, gap: bool) -> Draft:
+    """Do all of a changed block's work that does not depend on its piece's encoding."""
+    changed = len(changes.positions)
+    drafted = None
+    if context:
+        stream, counts, magnitudes = kernels.context_draft(
+            base, target, changes.positions, dtype.exponent_bits, dtype.exponent_shift
+        )
+        drafted = ContextDraft(stream, counts, magnitudes, kernels.magnitude_bins(counts, magnitudes))
+    return Draft(
+        changed=changed,
+        elements=len(base),
+        context=drafted,
+        gap_position_bits=kernels.position_bits(len(base), changes.positions) if gap else 0,
+        changes=changes if gap and changed * KEPT_SHARE <= len(base) else None,
+    )
+
+
+def encode_block(
+    draft: Draft, encoding: Encoding, width: int, states: States, table: HuffmanTable | None, load: LoadBlock
+) -> bytes:
+    """Encode a changed block; `load` gives its base and target elements again where they are needed."""
+    if encoding is Encoding.WHOLE:
+        return encode_whole(load()[1])
+    if encoding is Encoding.CONTEXT:
+        assert draft.context is not None
+        coded = draft.context.stream + kernels.magnitude_encode(
+            draft.context.class_counts, draft.context.magnitudes, states[width]
+        )
+    else:
+        assert table is not None
+        positions, symbols = changes_of(draft, encoding, load)
+        coded = kernels.gap_encode(
+            draft.elements, positions, symbols, table.symbols, table.lengths, table.escape_length
+        )
+    if len(coded) * WHOLE_TRIAL_SHARE > draft.elements * width:
+        whole = WHOLE_FORM + encode_whole(load()[1])
+        if len(whole) < len(coded):
+            return whole
+    return coded
+
+
+def changes_of(draft: Draft, encoding: Encoding, load: LoadBlock) -> tuple[NDArray[np.uint32], Elements]:
+    """Positions and gap symbols of a block."""
+    changes = draft.changes if draft.changes is not None else find_changes(*load())
+    return changes.positions, (changes.old ^ changes.new if encoding is Encoding.GAP_XOR else changes.new)
+
+
+def decode_block(
+    block: memoryview,
+    base: Elements | None,
+    dtype: Dtype,
+    elements: int,
+    encoding: Encoding,
+    states: States,
+    table: HuffmanTable | None,
+) -> Changed | Elements:
+    """Decode a block that is not empty: what changes, or all its new elements. ValueError if malformed.
+
+    `base` are the block's elements in the source; only `whole` and `gap` overwrite decode without them.
+    """
+    if encoding is Encoding.WHOLE:
+        return decode_whole(block, elements, dtype.width)
+    if block[0] & 1:
+        if block[:1] != WHOLE_FORM:
+            raise ValueError("bits beside the head bit of a whole form: at byte 0")
+        return decode_whole(block[1:], elements, dtype.width)
+    if encoding is Encoding.CONTEXT:
+        if base is None:
+            raise ValueError("a context block cannot be decoded without its base")
+        return Changed(
+            *kernels.context_decode(block, base, dtype.exponent_bits, dtype.exponent_shift, states[dtype.width])
+        )
+    assert table is not None
+    positions, symbols = kernels.gap_decode(
+        block, elements, dtype.width, table.symbols, table.lengths, table.escape_length
+    )
+    if encoding is Encoding.GAP_XOR:
+        if base is None:
+            raise ValueError("xor masks cannot be placed without their base")
+        if not symbols.all():
+            raise ValueError("a xor mask is 0")
+        symbols = base[positions] ^ symbols
+    return Changed(positions, symbols)
+
+
+def encode_whole(elements: Elements) -> bytes:
+    """Encode all of a block's elements (FORMAT 5.1)."""
+    width = elements.dtype.itemsize
+    mask, parts = 0, [b""]
+    for plane, data in enumerate(kernels.whole_split(elements, width)):
+        raw = data.tobytes()
+        # The smallest frame of any content takes more than a dozen bytes.
+        frame = encode_frame(raw, 1) if len(raw) >= 16 else b""
+        size = write_varint(len(frame))
+        if frame and len(size) + len(frame) < len(raw):
+            mask |= 1 << plane
+            parts += [size, frame]
+        else:
+            parts.append(raw)
+    parts[0] = bytes([mask])
+    return b"".join(parts)
+
+
+def decode_whole(form: memoryview, elements: int, width: int) -> Elements:
+    """Decode a whole form of `elements` elements; memory is bounded by them. ValueError if malformed."""
+    if not len(form):
+        raise ValueError("empty whole form: at byte 0")
+    mask, at = form[0], 1
+    if mask >> width:
+        raise ValueError(f"planes beyond the {width} of the element: at byte 0")
+    planes = np.empty((width, elements), np.uint8)
+    for plane in range(width):
+        size = elements
+        if mask >> plane & 1:
+            size, at = read_varint(form, at)
+        if size > len(form) - at:
+            raise ValueError(f"plane {plane} ends after the block: at byte {at}")
+        data: bytes | memoryview = form[at : at + size]
+        if mask >> plane & 1:
+            data = decode_frame(data, elements, FRAME_WINDOW_LIMIT)
+        planes[plane] = np.frombuffer(data, np.uint8)
+        at += size
+    if at != len(form):
+        raise ValueError(f"bytes after the last plane: at byte {at}")
+    return np.frombuffer(kernels.whole_join(planes, width), uint_dtype(width))

@@ -1,0 +1,249 @@
+"""Reads checkpoints block by block: compares, digests and drafts, in bounded memory and any number of threads.
+
+What a row of a delta becomes is diff.py's decision; the bytes of blocks are encoding.py's.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+import dcr_kernels as kernels
+from dcr_cli.checkpoint.checkpoint import Reader, Tensor
+from dcr_cli.checkpoint.digest import add, no_digest
+from dcr_cli.delta.choice import Allowed
+from dcr_cli.delta.encoding import BLOCK_BYTES, Draft, Elements, block_elements, draft_block, find_changes, uint_dtype
+
+# A task holds at least this many bytes of the target where it can, and at most this many parts.
+TASK_BYTES = 4 * BLOCK_BYTES
+TASK_PARTS = 512
+# So many parts of a task are worth a look at whether they can be read together.
+TOGETHER_PARTS = 8
+SAMPLE_BYTES = 4096
+# For `auto`, a tensor of at most this many bytes is sent whole: no coding of it is worth its own head.
+WHOLE_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One block of a tensor: compared, or new (no base), or only digested as part of the base (no target).
+
+    `row` is the caller's number for the tensor.
+    """
+
+    row: int
+    base: Tensor | None
+    target: Tensor | None
+    start: int
+    count: int
+
+    @property
+    def tensor(self) -> Tensor:
+        """The side that is there."""
+        tensor = self.target or self.base
+        assert tensor is not None
+        return tensor
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of one side."""
+        return self.count * self.tensor.dtype.width
+
+
+@dataclass(frozen=True, slots=True)
+class Scanned:
+    """What a part added to the digests of its two sides, and its draft where something changed."""
+
+    part: Part
+    base_digest: NDArray[np.uint32]
+    target_digest: NDArray[np.uint32]
+    draft: Draft | None
+
+
+class _Side:
+    """Reads one side of parts into a buffer that is used again and again."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        self._buffer = np.empty(BLOCK_BYTES, np.uint8)
+
+    def read(self, tensor: Tensor, part: Part) -> Elements:
+        """The elements of a part, until the next call."""
+        return _read(self._reader, tensor, part, self._buffer)
+
+    def read_together(self, tensors: Sequence[Tensor]) -> _Together | None:
+        """All of several tensors in one read, until the next call; None where they do not lie close together."""
+        shard = tensors[0].shard
+        begins = np.array([tensor.begin for tensor in tensors], np.uint64)
+        ends = begins + np.array([tensor.bytes for tensor in tensors], np.uint64)
+        first, last = int(begins.min()), int(ends.max())
+        if last - first > len(self._buffer) or any(tensor.shard != shard for tensor in tensors):
+            return None
+        data = self._buffer[: last - first]
+        self._reader.read_shard_into(shard, first, data)
+        begins, ends = begins - np.uint64(first), ends - np.uint64(first)
+        return _Together(data, begins, ends, kernels.digest_spans(data, begins, ends))
+
+
+@dataclass(frozen=True, slots=True)
+class _Together:
+    """Tensors that were read at once: their bytes, where each lies in them, and their digests [tensors, 4]."""
+
+    data: NDArray[np.uint8]
+    begins: NDArray[np.uint64]
+    ends: NDArray[np.uint64]
+    digests: NDArray[np.uint32]
+
+    def tensor_bytes(self) -> list[bytes]:
+        """Each tensor's bytes."""
+        data = self.data.tobytes()
+        return [data[begin:end] for begin, end in zip(self.begins.tolist(), self.ends.tolist(), strict=True)]
+
+
+class _Sides(threading.local):
+    """Both sides for one thread."""
+
+    def __init__(self, base: Reader, target: Reader) -> None:
+        self.base = _Side(base)
+        self.target = _Side(target)
+
+
+class Scanner:
+    """Scans parts of two checkpoints. Its methods may be called from several threads."""
+
+    def __init__(self, base: Reader, target: Reader, allowed: Allowed) -> None:
+        self._base = base
+        self._target = target
+        self._allowed = allowed
+        self._sides = _Sides(base, target)
+
+    def scan_all(self, parts: Sequence[Part]) -> list[Scanned]:
+        """Scan parts one after the other; small tensors that lie close together on both sides, together."""
+        scanned = self._scan_together(parts) if len(parts) >= TOGETHER_PARTS else None
+        return scanned if scanned is not None else [self.scan(part) for part in parts]
+
+    def _scan_together(self, parts: Sequence[Part]) -> list[Scanned] | None:
+        """Scan parts that are whole small tensors with two sides; None where they are not that."""
+        bases = [part.base for part in parts if part.base is not None]
+        targets = [part.target for part in parts if part.target is not None]
+        if len(bases) != len(parts) or len(targets) != len(parts):
+            return None
+        if any(tensor.bytes > BLOCK_BYTES // 2 for tensor in targets):
+            return None
+        old, new = self._sides.base.read_together(bases), self._sides.target.read_together(targets)
+        if old is None or new is None:
+            return None
+        rows = zip(parts, old.tensor_bytes(), new.tensor_bytes(), old.digests, new.digests, strict=True)
+        return [
+            Scanned(part, old_digest, new_digest, self._draft(part, before, after) if before != after else None)
+            for part, before, after, old_digest, new_digest in rows
+        ]
+
+    def _draft(self, part: Part, before: bytes, after: bytes) -> Draft:
+        """The draft of a part that changed."""
+        dtype = part.tensor.dtype
+        old, new = (np.frombuffer(side, uint_dtype(dtype.width)) for side in (before, after))
+        if self.is_sent_whole(part.tensor):
+            return whole_draft(part.count, changed=int(np.count_nonzero(old != new)))
+        allowed = self._allowed
+        return draft_block(old, new, find_changes(old, new), dtype, context=allowed.context, gap=allowed.gap)
+
+    def scan(self, part: Part) -> Scanned:
+        """Compare and digest one block."""
+        offset = part.start * part.tensor.dtype.width
+        old = self._sides.base.read(part.base, part) if part.base is not None else None
+        new = self._sides.target.read(part.target, part) if part.target is not None else None
+        base_digest = kernels.digest(old, offset) if old is not None else no_digest()
+        if new is None:
+            return Scanned(part, base_digest, no_digest(), None)
+        if old is None:
+            return Scanned(part, base_digest, kernels.digest(new, offset), whole_draft(part.count))
+        changes = find_changes(old, new)
+        if not len(changes.positions):
+            return Scanned(part, base_digest, base_digest, None)
+        growth = kernels.digest_changes(changes.positions, changes.old, changes.new, offset)
+        if self.is_sent_whole(part.tensor):
+            draft = whole_draft(part.count, changed=len(changes.positions))
+        else:
+            allowed = self._allowed
+            draft = draft_block(old, new, changes, part.tensor.dtype, context=allowed.context, gap=allowed.gap)
+        return Scanned(part, base_digest, add(base_digest, growth), draft)
+
+    def load(self, part: Part) -> tuple[Elements, Elements]:
+        """Both sides of a part again, in memory of their own; an absent base is empty."""
+        target = _read(self._target, part.tensor, part, np.empty(part.bytes, np.uint8))
+        if part.base is None:
+            return target[:0], target
+        return _read(self._base, part.base, part, np.empty(part.bytes, np.uint8)), target
+
+    def is_sent_whole(self, tensor: Tensor) -> bool:
+        """Whether a tensor that has a base is coded whole, whatever changed in it."""
+        allowed = self._allowed
+        return allowed.whole or (allowed.context and allowed.gap and tensor.bytes <= WHOLE_BYTES)
+
+
+def digest_part(reader: Reader, part: Part) -> NDArray[np.uint32]:
+    """The digest of a part of one checkpoint's tensor."""
+    return kernels.digest(
+        _read(reader, part.tensor, part, np.empty(part.bytes, np.uint8)), part.start * part.tensor.dtype.width
+    )
+
+
+def sample(reader: Reader, tensor: Tensor) -> bytes:
+    """The bytes in the middle of a tensor."""
+    buffer = np.empty(min(SAMPLE_BYTES, tensor.bytes), np.uint8)
+    start = (tensor.bytes - len(buffer)) // 2
+    reader.read_into(tensor, start - start % tensor.dtype.width, buffer.data)
+    return buffer.tobytes()
+
+
+def whole_draft(elements: int, *, changed: int | None = None) -> Draft:
+    """The draft of a block of which all elements are sent."""
+    return Draft(elements if changed is None else changed, elements, None, 0, None)
+
+
+def block_count(tensor: Tensor) -> int:
+    """Blocks of a tensor that is one piece."""
+    return -(-tensor.elements // block_elements(tensor.dtype.width))
+
+
+def block_part(row: int, base: Tensor | None, target: Tensor | None, block: int) -> Part:
+    """Block number `block` of a tensor."""
+    tensor = target or base
+    assert tensor is not None
+    size = block_elements(tensor.dtype.width)
+    return Part(row, base, target, block * size, min(size, tensor.elements - block * size))
+
+
+def parts_of(row: int, base: Tensor | None, target: Tensor | None) -> Iterator[Part]:
+    """All blocks of a tensor, in order."""
+    tensor = target or base
+    assert tensor is not None
+    for block in range(block_count(tensor)):
+        yield block_part(row, base, target, block)
+
+
+def tasks_of(parts: Iterator[Part]) -> Iterator[tuple[int, list[Part]]]:
+    """Parts in order, in lists worth a task, each with its bytes."""
+    task: list[Part] = []
+    size = 0
+    for part in parts:
+        task.append(part)
+        size += part.bytes
+        if size >= TASK_BYTES or len(task) >= TASK_PARTS:
+            yield size, task
+            task, size = [], 0
+    if task:
+        yield size, task
+
+
+def _read(reader: Reader, tensor: Tensor | None, part: Part, buffer: NDArray[np.uint8]) -> Elements:
+    assert tensor is not None
+    view = buffer[: part.bytes]
+    reader.read_into(tensor, part.start * tensor.dtype.width, view.data)
+    elements: Elements = view.view(uint_dtype(tensor.dtype.width))
+    return elements

@@ -1,0 +1,104 @@
+"""What an apply has done, or would do, for people and programs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dcr_cli.checkpoint.digest import State
+from dcr_cli.receiver.job import Job
+from dcr_cli.receiver.plan import Action, Plan, room_at_once
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyResult:
+    """What was done to `checkpoint`, the folder that is now at the target (or would be, if `dry_run`).
+
+    `already`: it was at the target, nothing was written. `recovered`: a change that had been stopped was finished.
+    `exact`: its files are the target's byte for byte; else it keeps its own shards. `foreign` files are no part of the
+    checkpoint and were left; `differing` ones are, but are not the target's, and the delta does not carry them.
+    `previous` is the folder that a link pointed at before, if it is still there.
+    """
+
+    checkpoint: str
+    mode: str
+    base: State
+    target: State
+    already: bool
+    recovered: bool
+    dry_run: bool
+    exact: bool
+    changed_tensors: int
+    kept_shards: int
+    patched_shards: int
+    rewritten_shards: int
+    files_changed: tuple[str, ...]
+    bytes_written: int
+    room_bytes: int
+    foreign: tuple[str, ...]
+    differing: tuple[str, ...]
+    previous: str | None
+
+
+def nothing_done(
+    checkpoint: str, mode: str, job: Job, *, exact: bool, foreign: tuple[str, ...], dry_run: bool
+) -> ApplyResult:
+    """The result for a receiver that was at the target already."""
+    commit = job.target.delta.commit
+    return ApplyResult(
+        checkpoint=checkpoint,
+        mode=mode,
+        base=commit.base,
+        target=commit.target,
+        already=True,
+        recovered=False,
+        dry_run=dry_run,
+        exact=exact,
+        changed_tensors=0,
+        kept_shards=len(job.base.shards),
+        patched_shards=0,
+        rewritten_shards=0,
+        files_changed=(),
+        bytes_written=0,
+        room_bytes=0,
+        foreign=foreign,
+        differing=(),
+        previous=None,
+    )
+
+
+def done(
+    checkpoint: str,
+    mode: str,
+    job: Job,
+    plan: Plan,
+    *,
+    files: list[str],
+    bytes_written: int,
+    foreign: tuple[str, ...],
+    recovered: bool = False,
+    dry_run: bool = False,
+    previous: str | None = None,
+) -> ApplyResult:
+    """The result of a plan that was carried out, or would be."""
+    commit = job.target.delta.commit
+    actions = [shard.action for shard in plan.shards]
+    return ApplyResult(
+        checkpoint=checkpoint,
+        mode=mode,
+        base=commit.base,
+        target=commit.target,
+        already=False,
+        recovered=recovered,
+        dry_run=dry_run,
+        exact=plan.is_exact,
+        changed_tensors=sum(bool(row.pieces) or row.source != row.name for row in job.target.rows),
+        kept_shards=actions.count(Action.KEEP),
+        patched_shards=actions.count(Action.PATCH),
+        rewritten_shards=actions.count(Action.REWRITE),
+        files_changed=tuple(dict.fromkeys(files)),
+        bytes_written=bytes_written,
+        room_bytes=room_at_once(plan),
+        foreign=foreign,
+        differing=plan.differing,
+        previous=previous,
+    )

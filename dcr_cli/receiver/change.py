@@ -1,0 +1,357 @@
+"""Changes a receiver where it is, so that it can be stopped at any step: replace and in-place (FORMAT 12).
+
+Order is what makes it safe. Staged files and journals are durable before the batch that says to use them; the marker is
+durable before the first change and goes after the last; `config.json` is away in between, so that nobody loads a
+mixture. What is done is plan.py's decision.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable, Sequence
+
+from dcr_cli.checkpoint.checkpoint import Shard
+from dcr_cli.checkpoint.digest import DIGEST_BYTES
+from dcr_cli.checkpoint.folder import Files, Identity, identity_of
+from dcr_cli.checkpoint.header import parse_header
+from dcr_cli.checkpoint.names import shown
+from dcr_cli.durable import File, NoRoomError
+from dcr_cli.errors import DamagedError
+from dcr_cli.receiver.job import Job, Outcome, digest_tensors, whole_work
+from dcr_cli.receiver.journal import Chunk
+from dcr_cli.receiver.places import changed_paths, check_plan, folders_of, has_room
+from dcr_cli.receiver.plan import Action, Plan
+from dcr_cli.receiver.receiver import HELD, JOURNAL, STAGE, Batch, Marker, Receiver, tensors_of
+from dcr_cli.receiver.record import TensorRecord, write_record
+from dcr_cli.receiver.sidecars import NewFiles, final_files, new_files
+from dcr_cli.receiver.staging import place_chunks, stage
+from dcr_cli.receiver.survey import Survey, judge
+
+CONFIG = "config.json"
+_HELD_CONFIG = f"{HELD}/{CONFIG}"
+# Components are committed together up to so many staged bytes, so that threads have several files to work on.
+_BATCH_BYTES = 1 << 30
+_REPAIR = "start again from a full copy of the target"
+
+
+class _StagePlace:
+    """Staged shards in a receiver's own folder, by number, and the journal of a batch."""
+
+    def __init__(self, receiver: Receiver, batch: int) -> None:
+        self._home = receiver.home
+        self._batch = batch
+
+    def create(self, number: int) -> File:
+        return self._home.create_file(_staged(number))
+
+    def open(self, number: int) -> File:
+        return self._home.open_file(_staged(number))
+
+    def create_journal(self) -> File:
+        return self._home.create_file(_bits(self._batch))
+
+
+class Change:
+    """A change of the checkpoint that `receiver` has locked, as `plan` says."""
+
+    def __init__(self, receiver: Receiver, job: Job, plan: Plan) -> None:
+        self._receiver = receiver
+        self._root, self._home = receiver.root, receiver.home
+        self._job = job
+        self._plan = plan
+        self._files: NewFiles = new_files(job, plan)
+        self.changed_paths = [*changed_paths(plan), *self._files.paths[len(plan.written_files) :]]
+        self.bytes_written = 0
+
+    @property
+    def is_nothing(self) -> bool:
+        return not self.changed_paths
+
+    def carry_out(self, found: Survey, mode: str, commit: bytes) -> bool:
+        """Bring the receiver from base to target. True if, once it was read, it turned out to be at the target already.
+
+        What is raised before the marker is durable leaves the receiver as it was; what is raised later leaves it to
+        `finish`. Raises WrongBaseError, DamagedError, ConflictError, LocalError.
+        """
+        everything = tuple(range(len(self._plan.components)))
+        at_once = check_plan(self._root, self._plan, self.changed_paths)
+        self._begin()
+        chunks: tuple[Chunk, ...] | None = None
+        try:
+            outcome, chunks = self._prepare(0, everything, whole_base=True) if at_once else (self._rehearse(), None)
+        except NoRoomError:
+            # A quota, perhaps. Taking one component after the other needs less.
+            if len(everything) < 2:
+                raise
+            self._begin()
+            outcome = self._rehearse()
+        if judge(found, self._job, outcome.base_sums):
+            return True
+        outcome.check_target()
+        self._job.known = outcome.base_sums
+        self._mark(mode, commit)
+        self._hold_config()
+        if chunks is not None:
+            self._commit(Batch(0, everything, chunks, is_done=False))
+        else:
+            self._in_turn(everything, 0)
+        self._end()
+        return False
+
+    def finish(self) -> None:
+        """Go on with a change that was stopped; `job` and `plan` must be those that it was begun with.
+
+        Raises DamagedError if the receiver holds what neither was nor should become, ConflictError if somebody changed
+        it since.
+        """
+        batches = self._receiver.read_batches()
+        for batch in batches:
+            if not batch.is_done:
+                self._place(batch)
+                self._verify(batch)
+                self._receiver.end_batch(batch.number)
+        done = {number for batch in batches for number in batch.components}
+        self._tidy()
+        self._stage_files()
+        self._hold_config()
+        pending = tuple(number for number in range(len(self._plan.components)) if number not in done)
+        self._in_turn(pending, max((batch.number for batch in batches), default=-1) + 1)
+        self._end()
+
+    # Preparing
+
+    def _begin(self) -> None:
+        self._receiver.begin()
+        self._stage_files()
+
+    def _stage_files(self) -> None:
+        for number, (path, content) in enumerate(self._files.contents(self._job)):
+            name = _staged_file(number)
+            self._home.write_file(name, content)
+            self._take_mode(name, path)
+            self.bytes_written += len(content)
+
+    def _take_mode(self, name: str, path: str) -> None:
+        """Give a staged file mode and owner of the file that it will replace; a link has none to give."""
+        status = self._root.status(path)
+        if status is not None and not stat.S_ISLNK(status.st_mode):
+            self._home.take_mode(name, status)
+
+    def _rehearse(self) -> Outcome:
+        """Read and decode everything, so that nothing that is wrong is found only after the first change."""
+        return self._job.run(whole_work(self._plan.shards), whole_base=True, stage="check")
+
+    def _prepare(self, batch: int, numbers: Sequence[int], *, whole_base: bool) -> tuple[Outcome, tuple[Chunk, ...]]:
+        """Stage components durably, as batch number `batch`: what was found out, and the journal."""
+        shards = self._shards_of(numbers)
+        others = [shard for shard in self._plan.shards if shard.action is Action.KEEP] if whole_base else []
+        if self._job.known is not None:
+            others = []
+        staged = stage(
+            self._job,
+            [(number, self._plan.shards[number]) for number in shards],
+            _StagePlace(self._receiver, batch),
+            others,
+            whole_base=whole_base,
+            name="apply",
+        )
+        for number in shards:
+            shard = self._plan.shards[number]
+            if shard.action is Action.REWRITE:
+                self._take_mode(_staged(number), shard.path)
+                self.bytes_written += shard.size
+        self.bytes_written += sum(chunk.size for chunk in staged.chunks)
+        self._home.sync(STAGE)
+        self._home.sync(JOURNAL)
+        return staged
+
+    def _mark(self, mode: str, commit: bytes) -> None:
+        assert self._job.known is not None
+        digests = self._job.known.astype("<u4").view("u1").reshape(-1, DIGEST_BYTES)
+        delta = self._job.target.delta
+        self._receiver.write_marker(
+            Marker(
+                commit,
+                str(delta.folder.absolute()),
+                delta.commit.base,
+                delta.commit.target,
+                mode,
+                self._plan.is_exact,
+                self._receiver.write_base(self._job.base, digests),
+            )
+        )
+
+    # Changing
+
+    def _hold_config(self) -> None:
+        if self._root.status(CONFIG) is None or self._home.status(_HELD_CONFIG) is not None:
+            return
+        if self._home.make_folder(HELD, 0o700, exist_ok=True):
+            self._home.sync()
+        self._root.rename(CONFIG, self._home, _HELD_CONFIG)
+        self._home.sync(HELD)
+        self._root.sync()
+
+    def _in_turn(self, numbers: Sequence[int], batch: int) -> None:
+        """Stage and commit components, some at a time."""
+        for group in self._batches(numbers):
+            outcome, chunks = self._prepare(batch, group, whole_base=False)
+            assert self._job.known is not None
+            outcome.check_base(self._job.known)
+            outcome.check_target()
+            self._commit(Batch(batch, tuple(group), chunks, is_done=False))
+            batch += 1
+
+    def _batches(self, numbers: Iterable[int]) -> Iterable[list[int]]:
+        group: list[int] = []
+        size = 0
+        for number in numbers:
+            part = self._plan.components[number]
+            taken = part.staged_bytes + part.journal_bytes
+            if group and (size + taken > _BATCH_BYTES or not has_room(self._home, size + taken, len(group) + 1)):
+                yield group
+                group, size = [], 0
+            group.append(number)
+            size += taken
+        if group:
+            yield group
+
+    def _commit(self, batch: Batch) -> None:
+        self._receiver.write_batch(batch)
+        self._place(batch)
+        self._receiver.end_batch(batch.number)
+        self._home.remove(_bits(batch.number), missing_ok=True)
+
+    def _place(self, batch: Batch) -> None:
+        """Give a batch's staged shards their names and patch the others; doing it again does no harm."""
+        renamed = []
+        for number in self._shards_of(batch.components):
+            shard = self._plan.shards[number]
+            # A staged file that is gone has its name already.
+            if shard.action is Action.REWRITE and self._home.status(_staged(number)) is not None:
+                self._root.make_parents(shard.path)
+                self._home.rename(_staged(number), self._root, shard.path)
+                renamed.append(shard.path)
+        for folder in folders_of(renamed):
+            self._root.sync(folder)
+        if renamed:
+            self._home.sync(STAGE)
+        if batch.chunks:
+            with self._home.open_file(_bits(batch.number)) as journal:
+                self.bytes_written += place_chunks(journal, batch.chunks, self._open_shard, self._job.target.jobs)
+        removed = [path for number in batch.components for path in self._plan.components[number].removed]
+        self._remove(removed)
+
+    def _open_shard(self, number: int) -> File:
+        return self._root.open_file(self._plan.shards[number].path)
+
+    def _remove(self, paths: Sequence[str]) -> None:
+        gone = [path for path in paths if self._root.status(path) is not None]
+        for path in gone:
+            self._root.remove(path)
+        for folder in folders_of(gone):
+            self._root.sync(folder)
+
+    def _end(self) -> None:
+        """Do what is left when all shards are the target's, the config last, and say so."""
+        config = None
+        placed = []
+        for number, path in enumerate(self._files.paths):
+            if path == CONFIG:
+                config = _staged_file(number)
+                continue
+            self._root.make_parents(path)
+            self._home.rename(_staged_file(number), self._root, path)
+            placed.append(path)
+        for folder in folders_of(placed):
+            self._root.sync(folder)
+        self._remove([path for path in self._plan.removed_files if path != CONFIG])
+        self._remove_empty_folders()
+        if config is None and CONFIG not in self._plan.removed_files and self._home.status(_HELD_CONFIG) is not None:
+            config = _HELD_CONFIG
+        if config is not None:
+            self._home.rename(config, self._root, CONFIG)
+            self._root.sync()
+            self._home.sync(config.rpartition("/")[0])
+        self._write_record()
+        self._receiver.remove_marker()
+
+    def _remove_empty_folders(self) -> None:
+        """Remove folders in which nothing is left of what lay there."""
+        removed = [*self._plan.removed_files, *(path for part in self._plan.components for path in part.removed)]
+        for folder in sorted(folders_of(removed), key=len, reverse=True):
+            while folder and self._root.status(folder) is not None and self._root.is_empty(folder):
+                self._root.remove_folder(folder)
+                folder = folder.rpartition("/")[0]
+                self._root.sync(folder)
+
+    def _write_record(self) -> None:
+        target = self._job.target
+        files = final_files(self._job, self._plan, self._files)
+        write_record(
+            self._home,
+            [
+                TensorRecord(row.name, row.dtype, row.shape, d)
+                for row, d in zip(target.rows, target.digests, strict=True)
+            ],
+            files,
+            {file.path: self._identity(file.path) for file in files},
+            target.delta.manifest.skipped,
+        )
+        self._receiver.has_record = True
+
+    def _identity(self, path: str) -> Identity:
+        try:
+            return identity_of(os.stat(path, dir_fd=self._root.fd))
+        except OSError as error:
+            raise DamagedError(str(self._root.path / path), f"is not there at the end: {error.strerror}") from error
+
+    # Finishing
+
+    def _verify(self, batch: Batch) -> None:
+        """Read what a batch that was stopped has left, and refuse what is not the target's."""
+        shards = []
+        for number in self._shards_of(batch.components):
+            new = self._plan.shards[number]
+            shards.append(Shard(new.path, parse_header(new.header, new.size, new.path), new.size))
+        identities = {shard.path: self._identity(shard.path) for shard in shards}
+        with Files(self._root.path, identities) as files:
+            for shard in shards:
+                header = bytearray(len(shard.header.raw))
+                if identities[shard.path].size == shard.size:
+                    files.read_path_into(shard.path, 0, header)
+                if header != shard.header.raw:
+                    what = str(self._root.path / shard.path)
+                    raise DamagedError(what, "is not the file that it was to become", hint=_REPAIR)
+            tensors = list(tensors_of(shards).values())
+            sums = digest_tensors(files, [shard.path for shard in shards], tensors, self._job.target, "check")
+        target = self._job.target
+        number_of = {row.name: number for number, row in enumerate(target.rows)}
+        for tensor, found in zip(tensors, sums, strict=True):
+            if (target.sums[number_of[tensor.name]] != found).any():
+                what = f"{self._root.path / shards[tensor.shard].path}: tensor {shown(tensor.name)}"
+                raise DamagedError(what, "is not what it was to become", hint=_REPAIR)
+
+    def _tidy(self) -> None:
+        """Remove what was staged and never committed, and journals that are not needed any more."""
+        for folder, keep in ((STAGE, ()), (JOURNAL, (".done", "base"))):
+            with self._home.open_folder(folder) as inner:
+                for name in inner.names():
+                    if not name.endswith(keep):
+                        inner.remove_tree(name)
+
+    def _shards_of(self, components: Iterable[int]) -> list[int]:
+        return [number for component in components for number in self._plan.components[component].shards]
+
+
+def _staged(number: int) -> str:
+    return f"{STAGE}/{number:07d}"
+
+
+def _staged_file(number: int) -> str:
+    return f"{STAGE}/file-{number:07d}"
+
+
+def _bits(batch: int) -> str:
+    return f"{JOURNAL}/{batch:06d}.bits"

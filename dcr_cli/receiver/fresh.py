@@ -1,0 +1,145 @@
+"""Builds a whole new checkpoint folder from a base and a delta, beside everything that is there.
+
+It is not seen as a checkpoint until it is complete; giving it its place is the caller's business.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Sequence
+from contextlib import suppress
+
+from dcr_cli.checkpoint.folder import Identity, check_same, identity_of
+from dcr_cli.durable import File, Folder
+from dcr_cli.receiver.job import Job, Outcome
+from dcr_cli.receiver.places import check_room, folders_of
+from dcr_cli.receiver.plan import Action, Plan
+from dcr_cli.receiver.receiver import Marker, Receiver
+from dcr_cli.receiver.record import TensorRecord, write_record
+from dcr_cli.receiver.sidecars import NewFiles, final_files, new_files
+from dcr_cli.receiver.staging import stage
+
+_SPOOL = "spool"
+
+
+class Fresh:
+    """A checkpoint that is built in the folder of `receiver` from the checkpoint in `source`.
+
+    With `links`, files that stay as they are become second names of the source's.
+    """
+
+    def __init__(self, receiver: Receiver, source: Folder, job: Job, plan: Plan, *, links: bool) -> None:
+        self._receiver = receiver
+        self._root = receiver.root
+        self._source = source
+        self._job = job
+        self._plan = plan
+        self._links = links
+        self._files: NewFiles = new_files(job, plan)
+        self.bytes_written = 0
+
+    def check(self) -> None:
+        """Raise LocalError if there is no room."""
+        made = [shard.size for shard in self._plan.shards if not (self._links and shard.action is Action.KEEP)]
+        check_room(self._root, sum(made) + self._plan.written_file_bytes, len(self._plan.shards))
+
+    def build(self, mode: str, commit: bytes) -> Outcome:
+        """Build all shards that are not shared; what the pass over the base found out is not judged here."""
+        delta = self._job.target.delta
+        self._receiver.write_marker(
+            Marker(commit, str(delta.folder.absolute()), delta.commit.base, delta.commit.target, mode, True, bytes(32))
+        )
+        kept = {number for number, shard in enumerate(self._plan.shards) if shard.action is Action.KEEP}
+        # A second name changes the first one's times, so links are made when everything has been read.
+        shared = kept if self._links else {number for number in kept if self._clone(self._plan.shards[number].path)}
+        made = [(number, shard) for number, shard in enumerate(self._plan.shards) if number not in shared]
+        others = [self._plan.shards[number] for number in shared] if self._job.known is None else []
+        outcome, _ = stage(self._job, made, self, others, whole_base=True, name="apply")
+        for _, shard in made:
+            self.bytes_written += shard.size
+            self._take_mode(shard.path)
+        self._receiver.home.remove(_SPOOL, missing_ok=True)
+        check_same(self._job.root, self._job.identities, self._identities_now())
+        return outcome
+
+    # Where stage puts new shards
+
+    def create(self, number: int) -> File:
+        path = self._plan.shards[number].path
+        self._root.make_parents(path)
+        return self._root.create_file(path)
+
+    def open(self, number: int) -> File:
+        return self._root.open_file(self._plan.shards[number].path)
+
+    def create_journal(self) -> File:
+        return self._receiver.home.create_file(_SPOOL, 0o600)
+
+    def end(self, foreign: Sequence[str] = ()) -> None:
+        """Add what is shared, the files beside the shards and `foreign` ones, sync, and say that it is complete."""
+        for path, content in self._files.contents(self._job):
+            self._root.make_parents(path)
+            self._root.write_file(path, content)
+            self._take_mode(path)
+            self.bytes_written += len(content)
+        final = final_files(self._job, self._plan, self._files)
+        for path in (*(file.path for file in final), *foreign):
+            if self._root.status(path) is None:
+                self._copy(path)
+        for folder in folders_of((*(file.path for file in final), *foreign)):
+            self._root.sync(folder)
+        target = self._job.target
+        write_record(
+            self._receiver.home,
+            [
+                TensorRecord(row.name, row.dtype, row.shape, d)
+                for row, d in zip(target.rows, target.digests, strict=True)
+            ],
+            final,
+            {file.path: identity_of(os.stat(file.path, dir_fd=self._root.fd)) for file in final},
+            target.delta.manifest.skipped,
+        )
+        self._receiver.has_record = True
+        self._receiver.remove_marker()
+
+    def _copy(self, path: str) -> None:
+        """Have a file of the source under the same path here: a second name, a clone or a copy."""
+        status = self._source.status(path)
+        self._root.make_parents(path)
+        is_file = status is not None and stat.S_ISREG(status.st_mode)
+        if status is not None and stat.S_ISLNK(status.st_mode) and path not in self._job.identities:
+            self._root.make_link(self._source.link_text(path), path)
+            return
+        if (self._links and is_file and self._root.link_file(self._source, path, path)) or self._clone(path):
+            return
+        with self._source.open_linked(path) as source, self._root.create_file(path) as file:
+            self.bytes_written += file.copy_from(source)
+            file.sync()
+        self._take_mode(path)
+
+    def _clone(self, path: str) -> bool:
+        self._root.make_parents(path)
+        with self._source.open_linked(path) as source:
+            with self._root.create_file(path) as file:
+                is_cloned = file.clone_from(source)
+                if is_cloned:
+                    file.sync()
+            if not is_cloned:
+                self._root.remove(path)
+        if is_cloned:
+            self._take_mode(path)
+        return is_cloned
+
+    def _take_mode(self, path: str) -> None:
+        """Give a new file the mode and owner that the source's file of this path has; a link has none to give."""
+        status = self._source.status(path)
+        if status is not None and stat.S_ISREG(status.st_mode):
+            self._root.take_mode(path, status)
+
+    def _identities_now(self) -> dict[str, Identity]:
+        now = {}
+        for path in self._job.identities:
+            with suppress(OSError):
+                now[path] = identity_of(os.stat(self._job.root / path))
+        return now

@@ -1,0 +1,288 @@
+"""One pass over tensors: read, digest, decode, patch, and hand the new bytes on, in threads and in bounded memory.
+
+Where new bytes go is told by the caller, who also judges the digests that come out.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import dcr_kernels as kernels
+from dcr_cli.checkpoint.checkpoint import Tensor
+from dcr_cli.checkpoint.header import DTYPES, Dtype
+from dcr_cli.delta.encoding import BLOCK_BYTES, Changed, Encoding, decode_block, uint_dtype
+from dcr_cli.delta.manifest import TensorRow
+from dcr_cli.delta.strided import flat_indices, spans
+from dcr_cli.pool import run_all
+from dcr_cli.receiver.journal import Entry
+from dcr_cli.receiver.tasks import (
+    STRETCH_BYTES,
+    BoxBlock,
+    Coded,
+    Part,
+    ShardWork,
+    Source,
+    Stretch,
+    Task,
+    digest_tasks,
+    interleave,
+    shard_tasks,
+)
+
+# So many files are worked on side by side, because threads that write to one file wait for each other.
+STREAMS = 4
+
+Elements = NDArray[Any]
+Bytes = NDArray[np.uint8]
+Sums = NDArray[np.uint32]
+
+_NOTHING = np.zeros(4, np.uint32)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The first block that could not be decoded."""
+
+    row: int
+    payload: int
+    facts: str
+
+
+class Digests:
+    """What a pass found out: per row the digests of its source and of its target, per base tensor its own."""
+
+    def __init__(self, rows: int, bases: int) -> None:
+        self.source = np.zeros((rows, 4), np.uint32)
+        self.target = np.zeros((rows, 4), np.uint32)
+        self.base = np.zeros((bases, 4), np.uint32)
+        self.failure: Failure | None = None
+        self.bytes_done = 0
+        self._lock = threading.Lock()
+
+    def add(self, tally: Tally) -> None:
+        with self._lock:
+            for sums, numbers, found in (
+                (self.source, tally.rows, tally.sources),
+                (self.target, tally.rows, tally.targets),
+                (self.base, tally.bases, tally.base_sums),
+            ):
+                if numbers:
+                    np.add.at(sums, numbers, np.concatenate(found))
+            self.bytes_done += tally.bytes
+
+    def fail(self, row: int, payload: int, error: ValueError) -> None:
+        with self._lock:
+            if self.failure is None:
+                self.failure = Failure(row, payload, str(error))
+
+
+class Tally:
+    """What one task adds to the digests."""
+
+    def __init__(self) -> None:
+        self.rows: list[int] = []
+        self.sources: list[Sums] = []
+        self.targets: list[Sums] = []
+        self.bases: list[int] = []
+        self.base_sums: list[Sums] = []
+        self.bytes = 0
+
+
+def run_pass(
+    source: Source,
+    works: Iterable[ShardWork],
+    leftover: Sequence[tuple[int, Tensor]],
+    digests: Digests,
+    *,
+    jobs: int,
+    tick: Callable[[], None],
+) -> None:
+    """Go over the shards `works`, and over `leftover` base tensors, given with their numbers, which are only digested.
+
+    Blocks that cannot be decoded do not end it: the digests name the first, and what comes of its tensor is not right.
+    """
+    streams = [shard_tasks(source, work, digests.fail) for work in works]
+    streams.append(digest_tasks(source, leftover))
+    tasks = interleave(streams, min(jobs, STREAMS))
+    run_all(tasks, lambda: _Worker(source, digests).work, jobs, tick)
+
+
+class _Worker:
+    """Does tasks in one thread, with a buffer of its own."""
+
+    def __init__(self, source: Source, digests: Digests) -> None:
+        self._from = source
+        self._digests = digests
+        self._buffer = np.empty(STRETCH_BYTES, np.uint8)
+
+    def work(self, task: Task) -> None:
+        tally = Tally()
+        for item in task.items:
+            if isinstance(item, Stretch):
+                self._go_over(item, task, tally)
+            else:
+                try:
+                    self._go_over_box(item, task, tally)
+                except ValueError as error:
+                    self._digests.fail(item.row, item.coded.run.payload, error)
+        self._digests.add(tally)
+        if task.sink is not None:
+            task.sink.release()
+
+    def _go_over(self, stretch: Stretch, task: Task, tally: Tally) -> None:
+        buffer = self._buffer[: stretch.size]
+        if stretch.source is not None:
+            self._from.files.read_path_into(*stretch.source, buffer)
+        if stretch.parts[0].row < 0:
+            tally.bases += [part.base for part in stretch.parts]
+            tally.base_sums.append(_digest_parts(stretch.parts, buffer))
+        else:
+            go_over = self._go_over_one if len(stretch.parts) == 1 else self._go_over_many
+            sources, targets = go_over(stretch, buffer, task)
+            tally.rows += [part.row for part in stretch.parts]
+            tally.sources.append(sources)
+            tally.targets.append(targets)
+        tally.bytes += stretch.size
+        if task.sink is not None and not task.is_patch:
+            task.sink.write(stretch.begin, buffer.data)
+
+    def _go_over_one(self, stretch: Stretch, buffer: Bytes, task: Task) -> tuple[Sums, Sums]:
+        """Bring one part to its target bits, in the buffer or in the journal: digests of both."""
+        part = stretch.parts[0]
+        has_source = stretch.source is not None
+        old = kernels.digest(buffer, part.at) if has_source else _NOTHING
+        new = old
+        if part.coded is not None:
+            base = buffer.view(uint_dtype(self._dtype(part).width)) if has_source else None
+            found = self._decode(part, part.coded, base)
+            if isinstance(found, Changed):
+                assert base is not None
+                changes = found.positions, base.take(found.positions), found.values
+                new = old + kernels.digest_changes(*changes, part.at)
+                if not task.is_patch:
+                    kernels.patch(base, found.positions, found.values)
+            elif found is not None:
+                new = kernels.digest(found.view(np.uint8), part.at)
+                buffer[:] = found.view(np.uint8)
+            self._journal(task, stretch.begin, found, part)
+        return old.reshape(1, 4), new.reshape(1, 4)
+
+    def _go_over_many(self, stretch: Stretch, buffer: Bytes, task: Task) -> tuple[Sums, Sums]:
+        """Bring small parts to their target bits in the buffer, and in the journal: digests of both."""
+        has_source = stretch.source is not None
+        old = _digest_parts(stretch.parts, buffer) if has_source else np.zeros((len(stretch.parts), 4), np.uint32)
+        begin = 0
+        for part in stretch.parts:
+            if part.coded is not None:
+                view = buffer[begin : begin + part.size]
+                width = self._dtype(part).width
+                base = _elements(view, begin, width)
+                found = self._decode(part, part.coded, base if has_source else None)
+                if isinstance(found, Changed):
+                    kernels.patch(base, found.positions, found.values)
+                    if begin % width:
+                        view[:] = base.view(np.uint8)
+                elif found is not None:
+                    view[:] = found.view(np.uint8)
+                self._journal(task, stretch.begin + begin, found, part)
+            begin += part.size
+        return old, _digest_parts(stretch.parts, buffer)
+
+    def _dtype(self, part: Part) -> Dtype:
+        return DTYPES[self._from.rows[part.row].dtype]
+
+    def _decode(self, part: Part, coded: Coded, base: Elements | None) -> Changed | Elements | None:
+        """Decode a block; None, and a failure, if it cannot be."""
+        dtype = self._dtype(part)
+        try:
+            found = self._decode_block(coded, base, dtype, part.size // dtype.width)
+            if isinstance(found, Changed) and base is None:
+                raise ValueError("changes, where there is nothing to change")
+        except ValueError as error:
+            self._digests.fail(part.row, coded.run.payload, error)
+            return None
+        return found
+
+    def _journal(self, task: Task, begin: int, found: Changed | Elements | None, part: Part) -> None:
+        if found is None or task.sink is None or not task.is_patch:
+            return
+        elements = part.size // self._dtype(part).width
+        if isinstance(found, Changed):
+            entry = Entry(begin, elements, found.positions, found.values)
+        else:
+            entry = Entry(begin, elements, None, found)
+        task.sink.journal(entry, is_alone=False)
+
+    def _decode_block(self, coded: Coded, base: Elements | None, dtype: Dtype, elements: int) -> Changed | Elements:
+        block = coded.block
+        if block is None:
+            block = self._from.payloads.run_bytes(coded.run, coded.begin, coded.end)
+        encoding = Encoding(coded.piece.encoding)
+        return decode_block(block, base, dtype, elements, encoding, coded.states, coded.table)
+
+    def _go_over_box(self, item: BoxBlock, task: Task, tally: Tally) -> None:
+        """Decode a block of a box; its changes go to the journal, span by span, since other boxes change the same
+        spans."""
+        row = self._from.rows[item.row]
+        dtype = DTYPES[row.dtype]
+        box = item.coded.piece.box
+        assert box is not None
+        flat = flat_indices(box, row.shape, item.start, item.elements)
+        base = self._gather(row, dtype.width, flat) if row.source is not None else None
+        found = self._decode_block(item.coded, base, dtype, item.elements)
+        if isinstance(found, Changed):
+            if base is None:
+                raise ValueError("changes, where there is nothing to change")
+            order = np.argsort(found.positions)
+            positions, values = found.positions[order], found.values[order]
+            flat, old = flat[positions], base[positions]
+        else:
+            values, old = found, base if base is not None else np.zeros_like(found)
+        span = BLOCK_BYTES // dtype.width
+        for number, begin, end in spans(flat, span):
+            first = number * span
+            inside = (flat[begin:end] - first).astype(np.uint32)
+            grown = kernels.digest_changes(inside, old[begin:end], values[begin:end], first * dtype.width)
+            tally.rows.append(item.row)
+            tally.sources.append(_NOTHING.reshape(1, 4))
+            tally.targets.append(grown.reshape(1, 4))
+            if task.sink is not None:
+                elements = min(span, item.place.size // dtype.width - first)
+                entry = Entry(item.place.begin + first * dtype.width, elements, inside, values[begin:end])
+                task.sink.journal(entry, is_alone=True)
+
+    def _gather(self, row: TensorRow, width: int, flat: NDArray[np.int64]) -> Elements:
+        """Read the source's elements at ascending flat indices."""
+        assert row.source is not None
+        tensor = self._from.tensor(row.source)
+        path = self._from.shards[tensor.shard]
+        gathered: Elements = np.empty(len(flat), uint_dtype(width))
+        for _, begin, end in spans(flat, BLOCK_BYTES // width):
+            low, high = int(flat[begin]), int(flat[end - 1])
+            view = self._buffer[: (high + 1 - low) * width]
+            self._from.files.read_path_into(path, tensor.begin + low * width, view)
+            gathered[begin:end] = view.view(gathered.dtype)[flat[begin:end] - low]
+        return gathered
+
+
+def _digest_parts(parts: Sequence[Part], buffer: Bytes) -> Sums:
+    """The digests of parts that lie back to back in the buffer."""
+    ends = np.cumsum([part.size for part in parts]).astype(np.uint64)
+    begins = ends - np.array([part.size for part in parts], np.uint64)
+    sums: Sums = kernels.digest_spans(buffer, begins, ends)
+    for number, part in enumerate(parts):
+        # The others are whole tensors, or their beginnings.
+        if part.at:
+            sums[number] = kernels.digest(buffer[int(begins[number]) : int(ends[number])], part.at)
+    return sums
+
+
+def _elements(view: Bytes, begin: int, width: int) -> Elements:
+    """The elements in `view`; in memory of their own where it does not lie as the kernels need it."""
+    return (view.copy() if begin % width else view).view(uint_dtype(width))

@@ -1,0 +1,290 @@
+"""Decides what becomes of a receiver's shards and files; pure functions from what is there to a plan.
+
+apply.py carries a plan out. Whether the receiver's bits are the base's, nothing here can know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+from dcr_cli.checkpoint.checkpoint import SHARD, SIDECAR, FileDigest, Shard, Tensor
+from dcr_cli.checkpoint.digest import files_digest
+from dcr_cli.checkpoint.header import DTYPES, Header, stored_elements
+from dcr_cli.checkpoint.names import shown
+from dcr_cli.delta.manifest import FileRow, Manifest, TensorRow
+from dcr_cli.errors import DamagedError, WrongBaseError
+from dcr_cli.receiver.reshard import own_layout
+
+# What a change in place costs in the journal beside positions and values, for each block.
+_ENTRY_BYTES = 64
+_POSITION_BYTES = 4
+_BLOCK_BYTES = 524_288
+
+
+class Action(Enum):
+    """What becomes of a shard."""
+
+    KEEP = "keep"
+    PATCH = "patch"
+    REWRITE = "rewrite"
+
+
+class Place(NamedTuple):
+    """Where the tensor of row number `row` lies in its new file."""
+
+    row: int
+    begin: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """What a receiver holds.
+
+    `alone` are shards that may be written where they lie: regular, writable, with one name.
+    """
+
+    shards: tuple[Shard, ...]
+    by_name: Mapping[str, Tensor]
+    files: tuple[FileDigest, ...]
+    alone: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class NewShard:
+    """A shard of the receiver as it will be; `header` with its 8 length bytes, places in the order of the data."""
+
+    path: str
+    action: Action
+    header: bytes
+    size: int
+    places: tuple[Place, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Component:
+    """Shards, by number, that must be ready together before the first of them is replaced, and old shards that go then.
+
+    Staged bytes are of rewritten shards; journal bytes are a bound; freed bytes come back when all is done.
+    """
+
+    shards: tuple[int, ...]
+    removed: tuple[str, ...]
+    staged_bytes: int
+    journal_bytes: int
+    freed_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to be done. `differing` are files that the target has otherwise and the delta does not carry."""
+
+    is_exact: bool
+    shards: tuple[NewShard, ...]
+    components: tuple[Component, ...]
+    written_files: tuple[FileRow, ...]
+    removed_files: tuple[str, ...]
+    differing: tuple[str, ...]
+
+    @property
+    def written_file_bytes(self) -> int:
+        return sum(row.size for row in self.written_files)
+
+
+def match_files(
+    files: Sequence[FileDigest], wanted: bytes, candidates: Iterable[Collection[str]]
+) -> list[FileDigest] | None:
+    """Find the files whose files digest is `wanted`: all, or those of all that are among one of `candidates`."""
+    for names in (None, *candidates):
+        chosen = [file for file in files if names is None or file.kind == SHARD or file.path in names]
+        if files_digest((file.path, file.kind, file.blake3) for file in chosen) == wanted:
+            return chosen
+    return None
+
+
+def check_tensors(base: Base, rows: Sequence[TensorRow], removed: Sequence[str], what: str) -> None:
+    """Raise WrongBaseError if the receiver's tensors, by name, dtype and size, cannot be the delta's base."""
+    for row in rows:
+        if row.source is None:
+            continue
+        tensor = base.by_name.get(row.source)
+        if tensor is None:
+            raise WrongBaseError(
+                what, f"has no tensor {shown(row.source)}, from which the delta makes {shown(row.name)}"
+            )
+        elements = stored_elements(DTYPES[row.dtype], row.shape)
+        if tensor.dtype.name != row.dtype or tensor.elements != elements:
+            facts = f"expected {elements} elements of {row.dtype}, found {tensor.elements} of {tensor.dtype.name}"
+            raise WrongBaseError(what, f"tensor {shown(row.source)}: {facts}")
+    for name in removed:
+        if name not in base.by_name:
+            raise WrongBaseError(what, f"has no tensor {shown(name)}, which the delta removes")
+    names = {row.name for row in rows}
+    for name in base.by_name:
+        if name not in names and name not in removed:
+            raise WrongBaseError(what, f"has tensor {shown(name)}, which the delta does not know")
+
+
+def make_plan(
+    base: Base,
+    manifest: Manifest,
+    rows: Sequence[TensorRow],
+    target_header: Callable[[FileRow], Header] | None,
+    *,
+    in_place: bool,
+) -> Plan:
+    """Plan how `base` becomes the target: with the target's own shards where `target_header` gives their headers,
+    else with the receiver's."""
+    if target_header is not None:
+        layout = _target_layout(manifest, rows, target_header)
+    else:
+        layout = [
+            (path, raw, [Place(*place) for place in places]) for path, raw, places in own_layout(base.shards, rows)
+        ]
+    old = {shard.path: shard for shard in base.shards}
+    shards = tuple(
+        NewShard(
+            path,
+            _action(old.get(path), raw, places, rows, in_place=in_place and path in base.alone),
+            raw,
+            len(raw) + sum(place.size for place in places),
+            tuple(places),
+        )
+        for path, raw, places in layout
+    )
+    written, removed, differing = _plan_files(base, manifest, is_exact=target_header is not None)
+    return Plan(target_header is not None, shards, _components(base, shards, rows), written, removed, differing)
+
+
+def room_at_once(plan: Plan) -> int:
+    """Bytes that staging everything takes."""
+    return plan.written_file_bytes + sum(part.staged_bytes + part.journal_bytes for part in plan.components)
+
+
+def room_in_turn(plan: Plan) -> int:
+    """Bytes that are taken, at the most, when components are staged and committed one after the other."""
+    most = grown = 0
+    for part in plan.components:
+        most = max(most, grown + part.staged_bytes + part.journal_bytes)
+        grown += part.staged_bytes - part.freed_bytes
+    return plan.written_file_bytes + max(most, grown)
+
+
+def _target_layout(
+    manifest: Manifest, rows: Sequence[TensorRow], target_header: Callable[[FileRow], Header]
+) -> list[tuple[str, bytes, list[Place]]]:
+    number_of = {row.name: number for number, row in enumerate(rows)}
+    layout = []
+    seen = 0
+    for file in manifest.files:
+        if file.kind != SHARD:
+            continue
+        header = target_header(file)
+        places = []
+        for entry in header.tensors:
+            number = number_of.pop(entry.name, None)
+            row = rows[number] if number is not None else None
+            if number is None or row is None or (row.dtype, row.shape) != (entry.dtype, entry.shape):
+                facts = f"its header and the manifest do not agree on tensor {shown(entry.name)}"
+                raise DamagedError(f"shard {shown(file.path)}", facts)
+            places.append(Place(number, len(header.raw) + entry.begin, entry.end - entry.begin))
+        seen += len(places)
+        layout.append((file.path, header.raw, places))
+    if number_of:
+        raise DamagedError("manifest", f"tensor {shown(next(iter(number_of)))} is in the header of no shard")
+    return layout
+
+
+def _action(
+    old: Shard | None, raw: bytes, places: Sequence[Place], rows: Sequence[TensorRow], *, in_place: bool
+) -> Action:
+    if old is None or old.header.raw != raw:
+        return Action.REWRITE
+    is_kept = can_be_patched = True
+    for place in places:
+        row = rows[place.row]
+        if not place.size:
+            continue
+        # With equal headers, a tensor that is its own source lies where it lay.
+        is_own = row.source == row.name
+        is_kept = is_kept and is_own and not row.pieces
+        can_be_patched = can_be_patched and (is_own or row.source is None)
+    return Action.KEEP if is_kept else Action.PATCH if in_place and can_be_patched else Action.REWRITE
+
+
+def _components(base: Base, shards: Sequence[NewShard], rows: Sequence[TensorRow]) -> tuple[Component, ...]:
+    """Join what must be ready together: a shard, and every old shard that is changed or goes and that it is made
+    from."""
+    sizes = {shard.path: shard.size for shard in base.shards}
+    changed = {shard.path: number for number, shard in enumerate(shards) if shard.action is not Action.KEEP}
+    kept = {shard.path for shard in shards if shard.action is Action.KEEP}
+    gone = [path for path in sizes if path not in changed and path not in kept]
+    leader = {path: path for path in (*changed, *gone)}
+
+    def find(path: str) -> str:
+        while leader[path] != path:
+            leader[path] = leader[leader[path]]
+            path = leader[path]
+        return path
+
+    for path, number in changed.items():
+        for place in shards[number].places:
+            source = rows[place.row].source
+            if source is not None:
+                old = base.shards[base.by_name[source].shard].path
+                if old != path and old in leader:
+                    leader[find(old)] = find(path)
+    groups: dict[str, tuple[list[int], list[str]]] = {}
+    for path, number in changed.items():
+        groups.setdefault(find(path), ([], []))[0].append(number)
+    for path in gone:
+        groups.setdefault(find(path), ([], []))[1].append(path)
+    # What only goes comes last.
+    ordered = sorted(groups.values(), key=lambda group: (not group[0], group[0], group[1]))
+    return tuple(_component(numbers, removed, shards, sizes, rows) for numbers, removed in ordered)
+
+
+def _component(
+    numbers: list[int],
+    removed: list[str],
+    shards: Sequence[NewShard],
+    sizes: Mapping[str, int],
+    rows: Sequence[TensorRow],
+) -> Component:
+    rewritten = [shards[number] for number in numbers if shards[number].action is Action.REWRITE]
+    patched = [shards[number] for number in numbers if shards[number].action is Action.PATCH]
+    return Component(
+        shards=tuple(numbers),
+        removed=tuple(removed),
+        staged_bytes=sum(shard.size for shard in rewritten),
+        journal_bytes=sum(_journal_bytes(rows[place.row], place.size) for shard in patched for place in shard.places),
+        freed_bytes=sum(sizes.get(path, 0) for path in (*removed, *(shard.path for shard in rewritten))),
+    )
+
+
+def _journal_bytes(row: TensorRow, size: int) -> int:
+    if not row.pieces:
+        return 0
+    changed = sum(piece.changed for piece in row.pieces)
+    blocks = sum(run.blocks for piece in row.pieces for run in piece.runs)
+    return changed * (_POSITION_BYTES + DTYPES[row.dtype].width) + (blocks + size // _BLOCK_BYTES + 1) * _ENTRY_BYTES
+
+
+def _plan_files(
+    base: Base, manifest: Manifest, *, is_exact: bool
+) -> tuple[tuple[FileRow, ...], tuple[str, ...], tuple[str, ...]]:
+    """Say which sidecars are written, which are removed, and which ought to be others but cannot be had."""
+    held = {file.path: file.blake3 for file in base.files if file.kind != SHARD}
+    rows = [row for row in manifest.files if row.kind == SIDECAR or (is_exact and row.kind != SHARD)]
+    others = [row for row in rows if held.get(row.path) != row.blake3]
+    written = tuple(row for row in others if row.runs)
+    differing = tuple(row.path for row in others if not row.runs)
+    if is_exact and differing:
+        raise DamagedError("manifest", f"says that {shown(differing[0])} is the base's, but it is not")
+    # A receiver with shards of its own may have files of its own too; the base's files are not known there.
+    kept = {row.path for row in rows}
+    removed = tuple(path for path in held if path not in kept) if is_exact else ()
+    return written, removed, differing

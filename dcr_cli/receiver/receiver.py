@@ -1,0 +1,273 @@
+"""A receiver's own folder `.dcr/` (FORMAT 12): its lock, the marker of a change in progress, and what finishing it
+needs.
+
+What a change is, and whether it can be finished, is apply.py's business.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dcr_cli.checkpoint.checkpoint import IN_PROGRESS, STATE_FOLDER, FileDigest, Shard, Tensor
+from dcr_cli.checkpoint.digest import DIGEST_BYTES, State, blake3_text, object_digest, parse_blake3
+from dcr_cli.checkpoint.header import DTYPES, parse_header, strict_json
+from dcr_cli.durable import Folder
+from dcr_cli.errors import DamagedError, DcrError, UnsupportedError
+from dcr_cli.receiver.journal import Chunk
+from dcr_cli.receiver.locking import Lock, lock
+from dcr_cli.receiver.plan import Base
+
+MARKER_FORMAT = 1
+STAGE, JOURNAL, HELD, LOCK = "stage", "journal", "held", "lock"
+MARKER = IN_PROGRESS.rpartition("/")[2]
+BASE_NAME = "base"
+_MARKER_LIMIT = 1 << 20
+_BASE_LIMIT = 1 << 40
+_PRIVATE = 0o700
+_REPAIR = "start again from a full copy of a checkpoint"
+
+Digests = NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class Marker:
+    """Which change is in progress.
+
+    `delta` is where its delta was, for people; `base_blake3` binds the file BASE_NAME.
+    """
+
+    commit: bytes
+    delta: str
+    base: State
+    target: State
+    mode: str
+    is_exact: bool
+    base_blake3: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Components, by number, whose staged files and journal are durable; from here on they are finished, not begun
+    again."""
+
+    number: int
+    components: tuple[int, ...]
+    chunks: tuple[Chunk, ...]
+    is_done: bool
+
+
+class Receiver:
+    """The state folder of the checkpoint in `root`, made and locked; a context manager."""
+
+    def __init__(self, root: Folder) -> None:
+        self.root = root
+        self.was_made = root.make_folder(STATE_FOLDER, _PRIVATE, exist_ok=True)
+        self.home = root.open_folder(STATE_FOLDER)
+        try:
+            self._lock: Lock = lock(self.home, LOCK)
+        except BaseException:
+            self.home.close()
+            raise
+        self.is_marked = False
+        self.has_record = not self.was_made
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        # What went wrong before is the cause to report, not that tidying up failed after it; the next run tidies up
+        # too.
+        with suppress(DcrError) if error is not None else nullcontext(), self._lock, self.home:
+            if not self.is_marked:
+                self.clear()
+                if not self.has_record:
+                    self.home.remove(LOCK)
+                    self.root.remove_folder(STATE_FOLDER)
+
+    # The marker
+
+    def read_marker(self) -> Marker | None:
+        """The change that was begun and not finished, if there is one; then nothing of it is tidied up any more."""
+        text = self.home.read(MARKER, _MARKER_LIMIT)
+        self.is_marked = text is not None
+        return decode_marker(text, str(self.home.path / MARKER)) if text is not None else None
+
+    def write_marker(self, marker: Marker) -> None:
+        """Say, durably, that a change is in progress; its BASE_NAME must be durable already."""
+        self.is_marked = True
+        self.home.replace_file(MARKER, encode_marker(marker))
+        self.root.sync()
+
+    def remove_marker(self) -> None:
+        self.home.remove(MARKER)
+        self.home.sync()
+        self.is_marked = False
+
+    # What is being prepared
+
+    def begin(self) -> None:
+        """Make the folders for a change. Whatever lay in them is removed first."""
+        self.clear()
+        for name in (STAGE, JOURNAL):
+            self.home.make_folder(name, _PRIVATE)
+        self.home.sync()
+
+    def clear(self) -> None:
+        """Remove what a change prepared."""
+        for name in (STAGE, JOURNAL, HELD):
+            self.home.remove_tree(name, missing_ok=True)
+
+    def write_base(self, base: Base, digests: Digests) -> bytes:
+        """Write down, durably, what is being changed, with the digests of its tensors; the blake3 of what was
+        written."""
+        data = encode_base(base, digests)
+        self.home.replace_file(f"{JOURNAL}/{BASE_NAME}", data)
+        return object_digest(data)
+
+    def read_base(self, marker: Marker) -> tuple[Base, Digests]:
+        what = str(self.home.path / JOURNAL / BASE_NAME)
+        data = self.home.read(f"{JOURNAL}/{BASE_NAME}", _BASE_LIMIT)
+        if data is None or object_digest(data) != marker.base_blake3:
+            facts = "is missing" if data is None else "is not what was written"
+            raise DamagedError(what, f"{facts}; the change in progress cannot be finished", hint=_REPAIR)
+        return decode_base(data, what)
+
+    def write_batch(self, batch: Batch) -> None:
+        """Say, durably, that the components of `batch` are to be finished."""
+        self.home.replace_file(f"{JOURNAL}/{batch.number:06d}.commit", _encode_batch(batch))
+
+    def end_batch(self, number: int) -> None:
+        """Say, durably, that the components of a batch are done."""
+        self.home.rename(f"{JOURNAL}/{number:06d}.commit", self.home, f"{JOURNAL}/{number:06d}.done")
+        self.home.sync(JOURNAL)
+
+    def read_batches(self) -> list[Batch]:
+        with self.home.open_folder(JOURNAL) as folder:
+            batches = []
+            for name in folder.names():
+                stem, _, suffix = name.partition(".")
+                if suffix in ("commit", "done"):
+                    text = folder.read(name, _BASE_LIMIT)
+                    assert text is not None
+                    batches.append(_decode_batch(int(stem), text, str(folder.path / name), is_done=suffix == "done"))
+            return batches
+
+
+def encode_marker(marker: Marker) -> bytes:
+    document = {
+        "format": MARKER_FORMAT,
+        "commit": blake3_text(marker.commit),
+        "delta": marker.delta.encode(errors="backslashreplace").decode(),
+        "base": _state_members(marker.base),
+        "target": _state_members(marker.target),
+        "mode": marker.mode,
+        "exact": marker.is_exact,
+        "journal": blake3_text(marker.base_blake3),
+    }
+    return json.dumps(document, ensure_ascii=False).encode() + b"\n"
+
+
+def decode_marker(text: bytes, what: str) -> Marker:
+    document = strict_json(text, what)
+    number = document.get("format") if isinstance(document, dict) else None
+    if type(number) is int and number > MARKER_FORMAT:
+        facts = f"has format {number}; this dcr knows up to {MARKER_FORMAT}"
+        raise UnsupportedError(what, facts, hint="finish with the newer dcr that began the change")
+    try:
+        if number != MARKER_FORMAT:
+            raise TypeError
+        return Marker(
+            parse_blake3(document["commit"], what),
+            str(document["delta"]),
+            _state(document["base"], what),
+            _state(document["target"], what),
+            str(document["mode"]),
+            document["exact"] is True,
+            parse_blake3(document["journal"], what),
+        )
+    except (TypeError, KeyError) as error:
+        raise DamagedError(what, "is not a marker that dcr wrote", hint=_REPAIR) from error
+
+
+def _state_members(state: State) -> dict[str, str]:
+    return {"content": blake3_text(state.content), "files": blake3_text(state.files)}
+
+
+def _state(members: Mapping[str, Any], what: str) -> State:
+    return State(parse_blake3(members["content"], what), parse_blake3(members["files"], what))
+
+
+def _encode_batch(batch: Batch) -> bytes:
+    chunks = [[c.file, c.offset, c.size, c.blake3.hex(), int(c.is_alone)] for c in batch.chunks]
+    text = json.dumps({"components": batch.components, "chunks": chunks}).encode()
+    return text + b"\n" + object_digest(text).hex().encode() + b"\n"
+
+
+def _decode_batch(number: int, data: bytes, what: str, *, is_done: bool) -> Batch:
+    text, _, digest = data.partition(b"\n")
+    if digest.strip() != object_digest(text).hex().encode():
+        raise DamagedError(what, "is not what was written", hint=_REPAIR)
+    document = json.loads(text)
+    chunks = tuple(
+        Chunk(file, offset, size, bytes.fromhex(digest), bool(is_alone))
+        for file, offset, size, digest, is_alone in document["chunks"]
+    )
+    return Batch(number, tuple(document["components"]), chunks, is_done)
+
+
+def encode_base(base: Base, digests: Digests) -> bytes:
+    """Write what a receiver holds, and the digests of its tensors in canonical order."""
+    head = {
+        "shards": [[shard.path, shard.size, len(shard.header.raw), shard.path in base.alone] for shard in base.shards],
+        "files": [[file.path, file.kind, file.size, file.blake3.hex()] for file in base.files],
+        "tensors": len(digests),
+    }
+    return b"".join(
+        [
+            json.dumps(head).encode() + b"\n",
+            *(shard.header.raw for shard in base.shards),
+            np.ascontiguousarray(digests).tobytes(),
+        ]
+    )
+
+
+def decode_base(data: bytes, what: str) -> tuple[Base, Digests]:
+    """The inverse of encode_base, for bytes that are known to be its own."""
+    line, _, _ = data.partition(b"\n")
+    head = json.loads(line)
+    at = len(line) + 1
+    shards, alone = [], set()
+    for path, size, header_bytes, is_alone in head["shards"]:
+        shards.append(Shard(path, parse_header(data[at : at + header_bytes], size, what), size))
+        at += header_bytes
+        if is_alone:
+            alone.add(path)
+    files = tuple(FileDigest(path, kind, size, bytes.fromhex(digest)) for path, kind, size, digest in head["files"])
+    digests = np.frombuffer(data, np.uint8, head["tensors"] * DIGEST_BYTES, at).reshape(-1, DIGEST_BYTES)
+    return Base(tuple(shards), tensors_of(shards), files, frozenset(alone)), digests
+
+
+def tensors_of(shards: Sequence[Shard]) -> dict[str, Tensor]:
+    """The tensors of `shards` by name."""
+    return {
+        entry.name: Tensor(
+            entry.name,
+            DTYPES[entry.dtype],
+            entry.shape,
+            number,
+            len(shard.header.raw) + entry.begin,
+            entry.end - entry.begin,
+        )
+        for number, shard in enumerate(shards)
+        for entry in shard.header.tensors
+    }

@@ -1,0 +1,69 @@
+"""The files beside the shards: which are written anew, and the state that a receiver's files make up in the end.
+
+Shards are staging.py's matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from dcr_cli.checkpoint.checkpoint import SHARD, SIDECAR, WEIGHT_MAP, FileDigest
+from dcr_cli.checkpoint.digest import object_digest
+from dcr_cli.delta.manifest import FileRow
+from dcr_cli.receiver.job import Job
+from dcr_cli.receiver.plan import Plan
+from dcr_cli.receiver.reshard import rewrite_weight_map
+
+
+@dataclass(frozen=True, slots=True)
+class NewFiles:
+    """What is written beside the shards: files that the delta carries, and perhaps a receiver's own weight map.
+
+    `weight_map`, its path and its text as it will be, is there whenever the receiver has one of its own.
+    """
+
+    rows: tuple[FileRow, ...]
+    weight_map: tuple[str, bytes] | None
+    is_map_new: bool
+
+    @property
+    def paths(self) -> list[str]:
+        paths = [row.path for row in self.rows]
+        if self.weight_map is not None and self.is_map_new:
+            paths.append(self.weight_map[0])
+        return paths
+
+    def contents(self, job: Job) -> Iterator[tuple[str, bytes]]:
+        """Path and bytes of each that is written, decoded one at a time."""
+        for row in self.rows:
+            yield row.path, job.target.file_bytes(row)
+        if self.weight_map is not None and self.is_map_new:
+            yield self.weight_map
+
+
+def new_files(job: Job, plan: Plan) -> NewFiles:
+    """Find what is to be written; a receiver's own weight map is read for it."""
+    own_map = next((file.path for file in job.base.files if file.kind == WEIGHT_MAP), None)
+    if plan.is_exact or own_map is None:
+        return NewFiles(plan.written_files, None, is_map_new=False)
+    shard_of = {job.target.rows[place.row].name: shard.path for shard in plan.shards for place in shard.places}
+    grown = sum(place.size for shard in plan.shards for place in shard.places)
+    grown -= sum(tensor.bytes for tensor in job.tensors)
+    text = job.read_file(own_map)
+    rewritten = rewrite_weight_map(text, shard_of, grown, own_map)
+    return NewFiles(plan.written_files, (own_map, rewritten or text), is_map_new=rewritten is not None)
+
+
+def final_files(job: Job, plan: Plan, files: NewFiles) -> list[FileDigest]:
+    """The files of the receiver when the plan is carried out, in canonical order."""
+    if plan.is_exact:
+        return [FileDigest(row.path, row.kind, row.size, row.blake3) for row in job.target.delta.manifest.files]
+    final = {file.path: file for file in job.base.files if file.kind != SHARD}
+    final |= {row.path: FileDigest(row.path, SIDECAR, row.size, row.blake3) for row in files.rows}
+    if files.weight_map is not None:
+        path, text = files.weight_map
+        final[path] = FileDigest(path, WEIGHT_MAP, len(text), object_digest(text))
+    for shard in plan.shards:
+        final[shard.path] = FileDigest(shard.path, SHARD, len(shard.header), object_digest(shard.header))
+    return sorted(final.values(), key=lambda file: file.path)

@@ -1,0 +1,171 @@
+"""Looks at a receiver: what it holds, and whether that is the base of a delta, its target, or neither.
+
+Changes nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dcr_cli.checkpoint.checkpoint import SIDECAR, Checkpoint, Reader, open_checkpoint
+from dcr_cli.durable import Folder, open_folder
+from dcr_cli.errors import DamagedError, NotFoundError, WrongBaseError
+from dcr_cli.receiver.job import Job, Sums, Target, content_of, sums_of, wrong_base
+from dcr_cli.receiver.plan import Base, check_tensors, match_files
+from dcr_cli.receiver.record import Record, read_record, record_folder
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What a receiver holds, seen from a delta.
+
+    `is_base`: its files are the base's (foreign ones aside), byte for byte what a full copy of the base has.
+    `is_target`: its files are the target's, or those of its own shards' beside the target's sidecars. Only the bits
+    of its tensors are not known, unless `known`, from a record that counts, has their digests.
+    """
+
+    checkpoint: Checkpoint
+    base: Base
+    known: Sums | None
+    is_base: bool
+    is_target: bool
+    foreign: tuple[str, ...]
+
+
+def open_root(path: str | os.PathLike[str]) -> Folder:
+    """Open the folder of a receiver; NotFoundError if there is none."""
+    if not os.path.isdir(path):
+        facts = "is not a folder of safetensors shards" if os.path.lexists(path) else "no such folder"
+        raise NotFoundError(f"checkpoint {path}", facts)
+    return open_folder(path)
+
+
+def look_at(root: Folder, target: Target, skip: Sequence[str]) -> tuple[Survey, Job]:
+    """Look at the checkpoint in `root`, leaving out what the base's publisher left out, and what `skip` matches."""
+    patterns = (*target.delta.manifest.skipped, *skip)
+    checkpoint = open_checkpoint(root.path, skip=patterns, allow_strangers=True)
+    with checkpoint.reader() as reader:
+        found = survey(root, reader, checkpoint, target)
+    identities = {file.path: checkpoint.identities[file.path] for file in found.base.files}
+    return found, Job(target, found.base, root.path, identities, found.known)
+
+
+def survey(root: Folder, reader: Reader, checkpoint: Checkpoint, target: Target) -> Survey:
+    """Look at the checkpoint in `root`, which `reader` reads."""
+    commit, manifest = target.delta.commit, target.delta.manifest
+    files = checkpoint.files_digest(reader)
+    record = _record(root)
+    known = _known(record, checkpoint)
+    target_paths = {row.path for row in manifest.files}
+    candidates = [target_paths]
+    if record is not None:
+        candidates.append({file.path for file in record.files})
+    base_files = match_files(files, commit.base.files, candidates)
+    target_files = match_files(files, commit.target.files, candidates)
+    if base_files is not None and target_files is not None:
+        # Where the one leaves files out as foreign that the other has, the other is meant.
+        counts = len(base_files), len(target_files)
+        base_files = base_files if counts[0] >= counts[1] else None
+        target_files = target_files if counts[1] >= counts[0] else None
+    is_target = target_files is not None
+    if base_files is None and not is_target:
+        held = {file.path: file.blake3 for file in files if file.kind == SIDECAR}
+        carried = [row for row in manifest.files if row.kind == SIDECAR and row.runs]
+        is_target = all(held.get(row.path) == row.blake3 for row in carried)
+    own = {file.path for file in base_files} if base_files is not None else target_paths
+    foreign = tuple(file.path for file in files if file.kind == SIDECAR and file.path not in own)
+    base = Base(
+        checkpoint.shards,
+        checkpoint.by_name,
+        tuple(files if base_files is None else base_files),
+        frozenset(shard.path for shard in checkpoint.shards if _is_alone(root.status(shard.path))),
+    )
+    return Survey(checkpoint, base, known, base_files is not None, is_target, foreign)
+
+
+def is_there_already(found: Survey, job: Job) -> bool:
+    """Whether the receiver is at the target already; WrongBaseError if it surely is neither there nor at the base.
+
+    False means the base, or that only reading it while it is changed can tell. If this had to read all of it,
+    `job.known` has its digests.
+    """
+    try:
+        check_tensors(found.base, job.target.rows, job.target.delta.manifest.removed, job.what)
+    except WrongBaseError:
+        if not _has_tensors_of_target(found, job):
+            raise
+    else:
+        if job.known is None and not _looks_like_target(found, job):
+            return False
+    if job.known is None:
+        job.known = job.digest(range(len(job.tensors)), "check")
+    return judge(found, job, job.known)
+
+
+def judge(found: Survey, job: Job, sums: Sums) -> bool:
+    """Whether a receiver whose tensors have these digests is at the target; WrongBaseError if not at the base
+    either."""
+    content = content_of(job.tensors, sums)
+    commit = job.target.delta.commit
+    if content == commit.target.content and found.is_target:
+        return True
+    if content == commit.base.content:
+        return False
+    if content == commit.target.content:
+        facts = "holds the tensors of this delta's target, but not its files: they were changed after it"
+        raise WrongBaseError(job.what, facts, hint="start again from a full copy of the target")
+    raise wrong_base(job, sums)
+
+
+def _has_tensors_of_target(found: Survey, job: Job) -> bool:
+    rows = job.target.rows
+    return len(rows) == len(job.tensors) and all(
+        (row.name, row.dtype, row.shape) == (tensor.name, tensor.dtype.name, tensor.shape)
+        for row, tensor in zip(rows, job.tensors, strict=True)
+    )
+
+
+def _looks_like_target(found: Survey, job: Job) -> bool:
+    """Guess from the files and the smallest changed tensor; a wrong guess costs time and nothing else."""
+    if not found.is_target or not _has_tensors_of_target(found, job):
+        return False
+    changed = [number for number, row in enumerate(job.target.rows) if row.pieces]
+    if not changed:
+        return True
+    smallest = min(changed, key=lambda number: job.tensors[number].bytes)
+    return bool((job.digest([smallest], "check")[smallest] == job.target.sums[smallest]).all())
+
+
+def _record(root: Folder) -> Record | None:
+    try:
+        home = record_folder(root)
+    except DamagedError:
+        return None
+    if home is None:
+        return None
+    with home:
+        return read_record(home)
+
+
+def _known(record: Record | None, checkpoint: Checkpoint) -> Sums | None:
+    if record is None or not record.is_current(checkpoint.identities):
+        return None
+    shards = {file.path for file in record.files if file.kind not in (SIDECAR,)}
+    paths = {shard.path for shard in checkpoint.shards} | {s.path for s in checkpoint.sidecars if s.kind != SIDECAR}
+    forms = [(row.name, row.dtype, row.shape) for row in record.tensors]
+    if shards != paths or forms != [(t.name, t.dtype.name, t.shape) for t in checkpoint.tensors]:
+        return None
+    return sums_of(row.digest for row in record.tensors)
+
+
+def _is_alone(status: os.stat_result | None) -> bool:
+    return (
+        status is not None
+        and stat.S_ISREG(status.st_mode)
+        and status.st_nlink == 1
+        and bool(status.st_mode & stat.S_IWUSR)
+        and os.geteuid() in (0, status.st_uid)
+    )

@@ -1,0 +1,330 @@
+"""Cuts the work on tensors into tasks for threads: what is read, decoded and written at once (FORMAT 4, 6).
+
+Tiny tensors that lie back to back are read and written together, giant ones are shared out block by block. The work
+itself is passes.py's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice, pairwise
+from typing import NamedTuple, Protocol, TypeVar
+
+from dcr_cli.checkpoint.checkpoint import Tensor
+from dcr_cli.checkpoint.folder import Files
+from dcr_cli.checkpoint.header import DTYPES
+from dcr_cli.delta.bits import read_varint
+from dcr_cli.delta.encoding import BLOCK_BYTES, Encoding
+from dcr_cli.delta.huffman import HuffmanTable, read_table
+from dcr_cli.delta.manifest import Piece, Run, TensorRow
+from dcr_cli.delta.payload import PayloadReader, States, split_run
+from dcr_cli.delta.strided import box_elements
+from dcr_cli.receiver.journal import Entry
+from dcr_cli.receiver.plan import Place
+
+# A stretch is read and written at once; a task is some stretches, worth the taking.
+STRETCH_BYTES = BLOCK_BYTES
+TASK_BYTES = 8 * BLOCK_BYTES
+TASK_PARTS = 512
+# A run of at most so many bytes is read at once; of a longer one, the sizes of its blocks come first.
+RUN_BYTES = 1 << 20
+WINDOW_BYTES = 1 << 18
+_TABLE_BYTES = 1 << 15
+# A larger block is read by the thread that decodes it.
+_SMALL_BLOCK_BYTES = 1 << 15
+
+Item = TypeVar("Item")
+# Path and byte offset of a file of the base.
+Spot = tuple[str, int]
+Fail = Callable[[int, int, ValueError], None]
+
+
+class Sink(Protocol):
+    """Where the new bytes of one shard go; its methods are called from several threads."""
+
+    def write(self, offset: int, data: memoryview) -> None:
+        """Take bytes of the new file."""
+
+    def journal(self, entry: Entry, *, is_alone: bool) -> None:
+        """Take new bits of the new file; `is_alone`: others may have bits for the same span."""
+
+    def hold(self) -> None:
+        """There is more to come."""
+
+    def release(self) -> None:
+        """As often as `hold` was called; after the last time nothing more comes."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardWork:
+    """One file to go over. With `is_patch`, only changed bits are handed on, to the journal; without a sink, none
+    are."""
+
+    places: Sequence[Place]
+    sink: Sink | None
+    is_patch: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What a pass reads: rows of the target, tensors and shards of the base, its files, and the payloads."""
+
+    rows: Sequence[TensorRow]
+    shards: Sequence[str]
+    tensor: Callable[[str], Tensor]
+    files: Files
+    payloads: PayloadReader
+
+
+class Coded(NamedTuple):
+    """An encoded block, at bytes `begin` to `end` of its run, and what decoding it needs; `block` if it was read
+    already."""
+
+    piece: Piece
+    run: Run
+    begin: int
+    end: int
+    block: memoryview | None
+    states: States
+    table: HuffmanTable | None
+
+
+class Part(NamedTuple):
+    """Bytes `at` to `at + size` of a tensor: of row `row`, or, where that is -1, of base tensor `base` alone."""
+
+    row: int
+    base: int
+    at: int
+    size: int
+    coded: Coded | None
+
+
+class Stretch(NamedTuple):
+    """Parts that lie back to back in a file of the base, unless they come from nowhere, and in the new file."""
+
+    source: Spot | None
+    begin: int
+    size: int
+    parts: list[Part]
+
+
+class BoxBlock(NamedTuple):
+    """A block of a piece with a box: elements `start` to `start + elements` of its enumeration."""
+
+    row: int
+    place: Place
+    coded: Coded
+    start: int
+    elements: int
+
+
+class Task(NamedTuple):
+    """What one thread does at a time, all of it for one file. The sink is held for it."""
+
+    sink: Sink | None
+    is_patch: bool
+    items: list[Stretch | BoxBlock]
+
+
+def shard_tasks(source: Source, work: ShardWork, fail: Fail) -> Iterator[Task]:
+    """The tasks of one file. `fail` is told of runs that cannot be read: row, payload, what is wrong."""
+    if work.sink is not None:
+        work.sink.hold()
+    yield from _tasks(work.sink, work.is_patch, _items(source, work.places, fail))
+    if work.sink is not None:
+        work.sink.release()
+
+
+def digest_tasks(source: Source, tensors: Iterable[tuple[int, Tensor]]) -> Iterator[Task]:
+    """Tasks that only digest base tensors, given with their numbers."""
+    return _tasks(None, False, _base_stretches(source, tensors))
+
+
+def interleave(streams: Iterable[Iterator[Item]], width: int) -> Iterator[Item]:
+    """Take from `width` streams in turn; where one ends, the next one takes its place."""
+    waiting = iter(streams)
+    active = list(islice(waiting, width))
+    turn = 0
+    while active:
+        turn %= len(active)
+        try:
+            item = next(active[turn])
+        except StopIteration:
+            active[turn : turn + 1] = islice(waiting, 1)
+        else:
+            yield item
+            turn += 1
+
+
+def _tasks(sink: Sink | None, is_patch: bool, items: Iterator[Stretch | BoxBlock]) -> Iterator[Task]:
+    task: list[Stretch | BoxBlock] = []
+    size = parts = 0
+    for item in items:
+        task.append(item)
+        size += item.size if isinstance(item, Stretch) else BLOCK_BYTES
+        parts += len(item.parts) if isinstance(item, Stretch) else 1
+        if size >= TASK_BYTES or parts >= TASK_PARTS:
+            yield _held(Task(sink, is_patch, task))
+            task, size, parts = [], 0, 0
+    if task:
+        yield _held(Task(sink, is_patch, task))
+
+
+def _held(task: Task) -> Task:
+    if task.sink is not None:
+        task.sink.hold()
+    return task
+
+
+def _base_stretches(source: Source, tensors: Iterable[tuple[int, Tensor]]) -> Iterator[Stretch]:
+    joiner = _Joiner()
+    for number, tensor in tensors:
+        for at in range(0, tensor.bytes, BLOCK_BYTES):
+            part = Part(-1, number, at, min(BLOCK_BYTES, tensor.bytes - at), None)
+            stretch = joiner.add(part, (source.shards[tensor.shard], tensor.begin + at), tensor.begin + at)
+            if stretch is not None:
+                yield stretch
+    yield from joiner.end()
+
+
+def _items(source: Source, places: Sequence[Place], fail: Fail) -> Iterator[Stretch | BoxBlock]:
+    joiner = _Joiner()
+    runs = _Runs(source.payloads)
+    for place in places:
+        row = source.rows[place.row]
+        if not place.size:
+            continue
+        spot = _spot(source, row)
+        blocks: Iterator[Coded | None] | None = None
+        if row.pieces and row.pieces[0].box is None:
+            blocks = _piece_blocks(runs, row, place.row, row.pieces[0], fail)
+        elif row.pieces:
+            yield from _box_blocks(runs, source, place, fail)
+        if blocks is None and spot is None:
+            continue
+        for at in range(0, place.size, BLOCK_BYTES):
+            part = Part(place.row, -1, at, min(BLOCK_BYTES, place.size - at), next(blocks, None) if blocks else None)
+            stretch = joiner.add(part, (spot[0], spot[1] + at) if spot else None, place.begin + at)
+            if stretch is not None:
+                yield stretch
+    yield from joiner.end()
+
+
+def _spot(source: Source, row: TensorRow) -> Spot | None:
+    if row.source is None:
+        return None
+    tensor = source.tensor(row.source)
+    return source.shards[tensor.shard], tensor.begin
+
+
+class _Joiner:
+    """Joins parts that lie back to back into stretches."""
+
+    def __init__(self) -> None:
+        self._parts: list[Part] = []
+        self._source: Spot | None = None
+        self._begin = 0
+        self._bytes = 0
+
+    def add(self, part: Part, source: Spot | None, begin: int) -> Stretch | None:
+        """Take a part; what lay before it, if it does not go on with that."""
+        before = None
+        if self._parts and not self._continues(source, begin, part.size):
+            before = Stretch(self._source, self._begin, self._bytes, self._parts)
+            self._parts, self._bytes = [], 0
+        if not self._parts:
+            self._source, self._begin = source, begin
+        self._parts.append(part)
+        self._bytes += part.size
+        return before
+
+    def end(self) -> Iterator[Stretch]:
+        if self._parts:
+            yield Stretch(self._source, self._begin, self._bytes, self._parts)
+            self._parts, self._bytes = [], 0
+
+    def _continues(self, source: Spot | None, begin: int, size: int) -> bool:
+        if self._bytes + size > STRETCH_BYTES or len(self._parts) >= TASK_PARTS or begin != self._begin + self._bytes:
+            return False
+        if source is None or self._source is None:
+            return source is self._source
+        return source == (self._source[0], self._source[1] + self._bytes)
+
+
+def _box_blocks(runs: _Runs, source: Source, place: Place, fail: Fail) -> Iterator[BoxBlock]:
+    row = source.rows[place.row]
+    size = BLOCK_BYTES // DTYPES[row.dtype].width
+    for piece in row.pieces:
+        assert piece.box is not None
+        elements = box_elements(piece.box)
+        for number, coded in enumerate(_piece_blocks(runs, row, place.row, piece, fail)):
+            if coded is not None:
+                yield BoxBlock(place.row, place, coded, number * size, min(size, elements - number * size))
+
+
+def _piece_blocks(runs: _Runs, row: TensorRow, number: int, piece: Piece, fail: Fail) -> Iterator[Coded | None]:
+    """The blocks of a piece in order, None where nothing changes; none after a malformed run."""
+    width = DTYPES[row.dtype].width
+    for run in piece.runs:
+        try:
+            yield from runs.blocks(width, piece, run)
+        except ValueError as error:
+            fail(number, run.payload, error)
+            return
+
+
+class _Runs:
+    """Reads runs of one stream; small ones that follow each other, many at a time."""
+
+    def __init__(self, payloads: PayloadReader) -> None:
+        self._payloads = payloads
+        self._window = memoryview(b"")
+        self._payload = -1
+        self._begin = 0
+        self._states: States = {}
+
+    def blocks(self, width: int, piece: Piece, run: Run) -> Iterator[Coded | None]:
+        """The blocks of a run in order, None where nothing changes. ValueError if it is malformed."""
+        encoding = Encoding(piece.encoding)
+        loaded, loaded_from = self._start_of(run), 0
+        table, start = read_table(loaded, width) if encoding.is_gap else (None, 0)
+        for number, (begin, end) in enumerate(pairwise(_bounds(loaded, run, start))):
+            block = None
+            if begin == end:
+                if encoding is Encoding.WHOLE:
+                    raise ValueError(f"block {number} of a whole piece is empty")
+                yield None
+                continue
+            if end - begin <= _SMALL_BLOCK_BYTES or end <= loaded_from + len(loaded):
+                if not loaded_from <= begin <= end <= loaded_from + len(loaded):
+                    loaded, loaded_from = self._payloads.run_bytes(run, begin, begin + RUN_BYTES), begin
+                block = loaded[begin - loaded_from : end - loaded_from]
+            yield Coded(piece, run, begin, end, block, self._states_of(run), table)
+
+    def _start_of(self, run: Run) -> memoryview:
+        """All bytes of a run, or of a long one so many that the sizes of its blocks are among them."""
+        if run.bytes > RUN_BYTES:
+            return self._payloads.run_bytes(run, 0, _TABLE_BYTES + 4 * run.blocks)
+        begin = run.offset - self._begin
+        if run.payload != self._payload or not 0 <= begin <= begin + run.bytes <= len(self._window):
+            size = self._payloads.runs_bytes(run.payload) - run.offset
+            window = Run(run.payload, run.offset, max(run.bytes, min(size, WINDOW_BYTES)), 1)
+            self._window = self._payloads.run_bytes(window)
+            self._payload, self._begin, begin = run.payload, run.offset, 0
+            self._states = self._payloads.states(run.payload)
+        return self._window[begin : begin + run.bytes]
+
+    def _states_of(self, run: Run) -> States:
+        return self._states if run.payload == self._payload else self._payloads.states(run.payload)
+
+
+def _bounds(data: memoryview, run: Run, start: int) -> list[int]:
+    """Where the blocks of a run begin, and where the last one ends."""
+    if run.blocks > 1:
+        bounds: list[int] = split_run(data, run, start).tolist()
+        return bounds
+    size, begin = read_varint(data, start)
+    if begin + size != run.bytes:
+        raise ValueError(f"its only block ends at byte {begin + size} of a run of {run.bytes}: at byte {start}")
+    return [begin, begin + size]
