@@ -59,9 +59,14 @@ def delta(tiny_pair: tuple[Path, Path], tmp_path: Path) -> Path:
     return tmp_path / "delta"
 
 
+# Standard output is buffered, as it is for people.
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+
+
 def spawn(*arguments: str | Path, **options: Any) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(
-        [sys.executable, "-m", "dcr_cli", *map(str, arguments)], capture_output=True, timeout=60, **options
+        [sys.executable, "-m", "dcr_cli", *map(str, arguments)],
+        **({"capture_output": True, "timeout": 60, "env": ENVIRONMENT} | options),
     )
 
 
@@ -379,44 +384,26 @@ def test_a_closed_pipe_is_141_without_a_word(tiny_pair: tuple[Path, Path]) -> No
         reading, writing = os.pipe()
         os.close(reading)
         with os.fdopen(writing, "wb") as closed:
-            ran = subprocess.run(
-                [sys.executable, "-m", "dcr_cli", *map(str, arguments)],
-                stdout=closed,
-                stderr=subprocess.PIPE,
-                timeout=60,
-            )
+            ran = spawn(*arguments, capture_output=False, stdout=closed, stderr=subprocess.PIPE)
         assert (ran.returncode, ran.stderr) == (141, b"")
 
 
 def test_a_full_output_is_told_in_one_line(tiny_pair: tuple[Path, Path]) -> None:
     for arguments in (["inspect", tiny_pair[0]], ["inspect", tiny_pair[0], "--json"], ["--help"]):
         with open("/dev/full", "wb") as full:
-            ran = subprocess.run(
-                [sys.executable, "-m", "dcr_cli", *map(str, arguments)], stdout=full, stderr=subprocess.PIPE, timeout=60
-            )
-        assert ran.returncode == 9
-        assert ran.stderr == b"dcr: standard output: No space left on device\n"
+            ran = spawn(*arguments, capture_output=False, stdout=full, stderr=subprocess.PIPE)
+        assert (ran.returncode, ran.stderr) == (9, b"dcr: standard output: No space left on device\n")
 
 
 def test_a_failure_keeps_its_code_when_the_output_is_full(tmp_path: Path) -> None:
     with open("/dev/full", "wb") as full:
-        ran = subprocess.run(
-            [sys.executable, "-m", "dcr_cli", "show", str(tmp_path), "--json"],
-            stdout=full,
-            stderr=subprocess.PIPE,
-            timeout=60,
-        )
+        ran = spawn("show", tmp_path, "--json", capture_output=False, stdout=full, stderr=subprocess.PIPE)
     assert ran.returncode == 3 and ran.stderr.startswith(b"dcr: ")
 
 
 def test_a_full_output_does_not_undo_an_apply(tiny_pair: tuple[Path, Path], delta: Path, run: Run) -> None:
     with open("/dev/full", "wb") as full:
-        ran = subprocess.run(
-            [sys.executable, "-m", "dcr_cli", "apply", str(delta), str(tiny_pair[0])],
-            stdout=full,
-            stderr=full,
-            timeout=60,
-        )
+        ran = spawn("apply", delta, tiny_pair[0], capture_output=False, stdout=full, stderr=full)
     assert ran.returncode == 9
     assert run("verify", tiny_pair[0], "--against", tiny_pair[1]).code == 0
 
@@ -430,12 +417,26 @@ def test_closed_standard_streams(closed: list[int], tiny_pair: tuple[Path, Path]
     assert run("verify", tiny_pair[0], "--against", tiny_pair[1]).code == 0
 
 
+def test_no_file_gets_the_number_of_a_closed_stream() -> None:
+    script = (
+        "from dcr_cli.process import prepare_streams as f; import os; f(); print(os.open('/dev/null', os.O_RDONLY))"
+    )
+    command = ["/bin/sh", "-c", 'exec "$@" 0>&- 2>&-', "sh", sys.executable, "-c", script]
+    assert int(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout) > 2
+
+
+def test_what_an_encoding_has_not_is_escaped(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "a", {"h\u00e4": tensor_of("U8", (4,))})
+    ran = spawn("inspect", tmp_path / "a", "--tensors", env={**ENVIRONMENT, "PYTHONIOENCODING": "ascii:strict"})
+    assert ran.returncode == 0 and rb"h\xe4" in ran.stdout
+
+
 def test_names_are_escaped_and_never_lost(tmp_path: Path) -> None:
     wild = 'h\u00e4\n\x1b[31m"\\\u202e'
     write_checkpoint(tmp_path / "a", {wild: tensor_of("U8", (4,))})
     write_checkpoint(tmp_path / "b", {wild: tensor_of("U8", (4,), 1)})
     for encoding in ("0", "1"):
-        environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": encoding}
+        environment = {**ENVIRONMENT, "LC_ALL": "C", "PYTHONUTF8": encoding}
         command = ("verify", tmp_path / "a", "--against", tmp_path / "b")
         ran = spawn(*command, env=environment)
         assert ran.returncode == 1 and ran.stderr == b""
@@ -446,14 +447,14 @@ def test_names_are_escaped_and_never_lost(tmp_path: Path) -> None:
 
 def test_surrogates_in_arguments(tmp_path: Path) -> None:
     for environment in ({"LC_ALL": "C", "PYTHONUTF8": "0"}, {"LC_ALL": "C.UTF-8"}):
-        ran = spawn("show", os.fsencode(tmp_path).decode() + "/\udcff\u00e4", env={**os.environ, **environment})
+        ran = spawn("show", os.fsencode(tmp_path).decode() + "/\udcff\u00e4", env={**ENVIRONMENT, **environment})
         assert ran.returncode == 3 and ran.stderr.count(b"\n") <= 2 and b"Traceback" not in ran.stderr
 
 
 def test_a_file_with_an_accent_is_read_in_an_ascii_locale(tiny_pair: tuple[Path, Path], tmp_path: Path) -> None:
     for checkpoint in tiny_pair:
         (checkpoint / "h\u00e4.txt").write_bytes(b"x")
-    environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0"}
+    environment = {**ENVIRONMENT, "LC_ALL": "C", "PYTHONUTF8": "0"}
     ran = spawn("diff", *tiny_pair, "-o", tmp_path / "delta", env=environment)
     assert ran.returncode == 0, ran.stderr
     assert main(["show", str(tmp_path / "delta"), "-q"]) == 0
@@ -464,7 +465,7 @@ def test_a_file_with_an_accent_is_read_in_an_ascii_locale(tiny_pair: tuple[Path,
 def test_without_home_and_without_a_current_folder(tiny_pair: tuple[Path, Path], tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()
-    environment = {name: value for name, value in os.environ.items() if name != "HOME"}
+    environment = {name: value for name, value in ENVIRONMENT.items() if name != "HOME"}
     paths = os.pathsep.join(os.path.abspath(path) for path in sys.path if path)
     script = 'cd "$1" && rmdir "$1" && shift && exec "$@"'
     command = [sys.executable, "-m", "dcr_cli", "diff", *map(str, tiny_pair)]
@@ -481,7 +482,7 @@ def test_without_home_and_without_a_current_folder(tiny_pair: tuple[Path, Path],
 def test_lines_are_not_wrapped(tmp_path: Path) -> None:
     folder = tmp_path / ("long-" * 40)
     write_checkpoint(folder, {"w" * 300: tensor_of("U8", (4,))})
-    ran = spawn("inspect", folder, "--tensors", env={**os.environ, "COLUMNS": "20"})
+    ran = spawn("inspect", folder, "--tensors", env={**ENVIRONMENT, "COLUMNS": "20"})
     lines = ran.stdout.decode().splitlines()
     assert str(folder) in lines[0] and any("w" * 300 in line for line in lines)
 
@@ -495,7 +496,7 @@ def test_on_a_terminal(environment: dict[str, str], tiny_pair: tuple[Path, Path]
         stdin=outer,
         stdout=outer,
         stderr=outer,
-        env={**os.environ, "TERM": "xterm-256color"} | environment,
+        env={**ENVIRONMENT, "TERM": "xterm-256color"} | environment,
     )
     os.close(outer)
     shown = b""
@@ -515,23 +516,56 @@ def test_on_a_terminal(environment: dict[str, str], tiny_pair: tuple[Path, Path]
     assert not ("NO_COLOR" in environment and re.search(r"\x1b\[[0-9;]*3[0-7]m", text))
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-def test_signals(number: signal.Signals, code: int, tiny_pair: tuple[Path, Path]) -> None:
-    """A command that hangs on a pipe in the checkpoint's place ends at once, by the signal's own code."""
-    hang = (
-        "import sys, time, dcr_cli.checkpoint.checkpoint, dcr_cli.cli\n"
-        "dcr_cli.checkpoint.checkpoint._check_folder = lambda *a: (print('ready', flush=True), time.sleep(60))\n"
+def hanging(folder: Path, last: str) -> subprocess.Popen[bytes]:
+    """Start an inspect that hangs where it looks at the folder, and whose clean-up is `last`."""
+    code = (
+        "import sys, time, dcr_cli.cli, dcr_cli.checkpoint.checkpoint as module\n"
+        "def hang(*arguments):\n"
+        "    try:\n"
+        "        print('ready', flush=True)\n"
+        "        time.sleep(60)\n"
+        "    finally:\n"
+        f"        {last}\n"
+        "module._check_folder = hang\n"
         "sys.exit(dcr_cli.cli.main(['inspect', sys.argv[1]]))"
     )
     child = subprocess.Popen(
-        [sys.executable, "-c", hang, str(tiny_pair[0])], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT
     )
     assert child.stdout is not None and child.stdout.readline() == b"ready\n"
+    return child
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_signals(number: signal.Signals, code: int, tiny_pair: tuple[Path, Path]) -> None:
+    child = hanging(tiny_pair[0], "pass")
     begin = time.monotonic()
     child.send_signal(number)
     _, told = child.communicate(timeout=30)
-    assert child.returncode == code and time.monotonic() - begin < 10
+    assert child.returncode == code and time.monotonic() - begin < 20
     assert told.splitlines()[0] == f"dcr: stopped: by signal {number.name}".encode()
+
+
+def test_a_second_signal_ends_a_command_that_takes_its_time(tiny_pair: tuple[Path, Path]) -> None:
+    child = hanging(tiny_pair[0], "print('stopping', flush=True); time.sleep(60)")
+    child.send_signal(signal.SIGINT)
+    assert child.stdout is not None and child.stdout.readline() == b"stopping\n"
+    begin = time.monotonic()
+    child.send_signal(signal.SIGTERM)
+    child.communicate(timeout=30)
+    assert child.returncode == 143 and time.monotonic() - begin < 20
+
+
+def test_an_ignored_signal_stays_ignored(tiny_pair: tuple[Path, Path]) -> None:
+    """As under nohup."""
+    code = (
+        "import signal, sys, dcr_cli.cli, dcr_cli.checkpoint.checkpoint as module\n"
+        "signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
+        "check = module._check_folder\n"
+        "module._check_folder = lambda *a: (signal.raise_signal(signal.SIGHUP), check(*a))\n"
+        "sys.exit(dcr_cli.cli.main(['inspect', sys.argv[1], '-q']))"
+    )
+    assert subprocess.run([sys.executable, "-c", code, str(tiny_pair[0])], timeout=60).returncode == 0
 
 
 def test_main_leaves_signal_handlers_as_they_were(run: Run) -> None:

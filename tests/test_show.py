@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from dcr_cli.checkpoint.digest import digest_text
 from dcr_cli.diff import diff
 from dcr_cli.errors import DcrError, NotFoundError
 from dcr_cli.inspect import DtypeFacts, SidecarFacts, inspect
 from dcr_cli.show import show
+from dcr_kernels import reference
 from strategies import every_dtype, tensor_of, with_changes, write_checkpoint
 
 
@@ -76,3 +78,12 @@ def test_inspect_digests_are_those_of_diff(tmp_path: Path) -> None:
     assert found.state == diff(tmp_path / "checkpoint", tmp_path / "checkpoint").base
     assert [row.name for row in found.rows] == sorted(every_dtype())
     assert all(row.digest is not None and row.digest.startswith("sum:") for row in found.rows)
+
+
+def test_digests_of_many_blocks_add_up(tmp_path: Path) -> None:
+    tensors = {"w": tensor_of("F32", (3, 150_001)), "x": tensor_of("U8", (524_289,)), "y": tensor_of("I8", (7,))}
+    write_checkpoint(tmp_path / "checkpoint", tensors)
+    found = inspect(tmp_path / "checkpoint", digest=True, tensors=True, jobs=3)
+    assert found.state == diff(tmp_path / "checkpoint", tmp_path / "checkpoint").base
+    expected = {name: digest_text(reference.digest(data)) for name, (_, _, data) in tensors.items()}
+    assert {row.name: row.digest for row in found.rows} == expected

@@ -249,6 +249,37 @@ def test_a_file_that_changes_is_a_conflict(tiny_pair: tuple[Path, Path], monkeyp
         verify(tiny_pair[0], against=tiny_pair[1])
 
 
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_file_that_comes_while_reading_is_a_conflict(
+    which: int, tiny_pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = Files.read_path_into
+
+    def read_and_add(self: Files, path: str, offset: int, buffer: bytearray) -> None:
+        read(self, path, offset, buffer)
+        (tiny_pair[which] / "late.txt").write_bytes(b"")
+
+    monkeypatch.setattr(Files, "read_path_into", read_and_add)
+    with pytest.raises(ConflictError, match=r"late\.txt"):
+        verify(tiny_pair[0], against=tiny_pair[1])
+
+
+def test_tensors_that_lie_together_are_read_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors = {f"t{number:04}": tensor_of("BF16", (4,), number) for number in range(2000)}
+    write_checkpoint(tmp_path / "a", tensors)
+    write_checkpoint(tmp_path / "b", tensors)
+    reads: list[str] = []
+    read = Files.read_path_into
+
+    def read_and_count(self: Files, path: str, offset: int, buffer: bytearray) -> None:
+        reads.append(path)
+        read(self, path, offset, buffer)
+
+    monkeypatch.setattr(Files, "read_path_into", read_and_count)
+    assert verify(tmp_path / "a", against=tmp_path / "b").matches
+    assert len([path for path in reads if path.endswith(".safetensors")]) <= 20
+
+
 def test_an_incomplete_delta_is_damaged(tiny_pair: tuple[Path, Path], tmp_path: Path) -> None:
     diff(*tiny_pair, tmp_path / "delta")
     (tmp_path / "delta/commit.json").unlink()
