@@ -436,11 +436,10 @@ def test_signals(tiny: Folders, tmp_path: Path, mode: str, number: signal.Signal
         began = time.monotonic()
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == number
         assert time.monotonic() - began < 5
-        state = state_of(receiver, base, target)
-        if state == "base" and (receiver / ".dcr").exists():
-            assert set(os.listdir(receiver / ".dcr")) <= {"lock"}
+        state_of(receiver, base, target)
         apply(delta, receiver, mode=mode)
         assert tree(receiver) == tree(target)
+        assert set(os.listdir(receiver / ".dcr")) == {"lock", "state.json", "state.zst"}
 
 
 def test_what_was_known_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
