@@ -27,7 +27,7 @@ from dcr_cli.errors import ConflictError, DcrError, LocalError, WrongBaseError
 from dcr_cli.process import Stopped, signals_raised
 from dcr_cli.receiver.locking import lock
 from dcr_cli.receiver.receiver import Marker, decode_marker, encode_marker
-from dcr_cli.receiver.record import read_record
+from dcr_cli.receiver.record import Record, read_record
 from faults import watching
 from receivers import fresh_copy, make_delta, names_below, state_of, tree
 from strategies import tensor_of, with_changes, write_checkpoint
@@ -215,7 +215,7 @@ class TestRecord:
 
     def test_any_changed_file_ends_it(self, settled: Folders) -> None:
         receiver, _, _ = settled
-        record = read_record(open_folder(receiver / ".dcr"))
+        record = _record_of(receiver)
         assert record is not None
         identities = open_checkpoint(receiver).identities
         assert record.is_current(identities)
@@ -238,7 +238,7 @@ class TestRecord:
     def test_it_names_the_state(self, tiny: Folders) -> None:
         receiver, target, delta = tiny
         result = apply(delta, receiver)
-        record = read_record(open_folder(receiver / ".dcr"))
+        record = _record_of(receiver)
         assert record is not None
         assert record.state == result.target
         assert [row.name for row in record.tensors] == sorted(open_checkpoint(target).by_name)
@@ -304,6 +304,7 @@ class TestLimits:
             receiver = fresh_copy(base, tmp_path / mode)
 
             def limited(receiver: Path = receiver, mode: str = mode) -> None:
+                os.closerange(3, 1024)
                 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
                 apply(delta, receiver, mode=mode, jobs=8)
 
@@ -464,6 +465,11 @@ def test_what_was_known_is_not_read_again(tmp_path: Path, monkeypatch: pytest.Mo
     apply(delta, first)
     assert {path for path in read if path.startswith("model-")} == {"model-00001-of-00003.safetensors"}
     assert tree(first) == tree(third)
+
+
+def _record_of(receiver: Path) -> Record | None:
+    with open_folder(receiver / ".dcr") as home:
+        return read_record(home)
 
 
 def _open_to_all(path: Path) -> None:
