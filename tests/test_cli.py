@@ -520,6 +520,12 @@ def hanging(folder: Path, last: str) -> subprocess.Popen[bytes]:
     """Start an inspect that hangs where it looks at the folder, and whose clean-up is `last`."""
     code = (
         "import sys, time, dcr_cli.cli, dcr_cli.checkpoint.checkpoint as module\n"
+        "def stay():\n"
+        "    while True:\n"
+        "        try:\n"
+        "            time.sleep(60)\n"
+        "        except BaseException:\n"
+        "            pass\n"
         "def hang(*arguments):\n"
         "    try:\n"
         "        print('ready', flush=True)\n"
@@ -547,7 +553,7 @@ def test_signals(number: signal.Signals, code: int, tiny_pair: tuple[Path, Path]
 
 
 def test_a_second_signal_ends_a_command_that_takes_its_time(tiny_pair: tuple[Path, Path]) -> None:
-    child = hanging(tiny_pair[0], "print('stopping', flush=True); time.sleep(60)")
+    child = hanging(tiny_pair[0], "print('stopping', flush=True); stay()")
     child.send_signal(signal.SIGINT)
     assert child.stdout is not None and child.stdout.readline() == b"stopping\n"
     begin = time.monotonic()
