@@ -95,9 +95,12 @@ class Draft:
 LoadBlock = Callable[[], tuple[Elements, Elements]]
 
 
+_UINT_DTYPES = {width: np.dtype(f"<u{width}") for width in (1, 2, 4, 8)}
+
+
 def uint_dtype(width: int) -> np.dtype[Any]:
     """The NumPy type that holds an element's bits."""
-    return np.dtype(f"<u{width}")
+    return _UINT_DTYPES[width]
 
 
 def block_elements(width: int) -> int:
@@ -222,6 +225,9 @@ def decode_whole(form: memoryview, elements: int, width: int) -> Elements:
     mask, at = form[0], 1
     if mask >> width:
         raise ValueError(f"planes beyond the {width} of the element: at byte 0")
+    if not mask and len(form) == 1 + width * elements:
+        raw = np.frombuffer(form, np.uint8, offset=1).reshape(width, elements)
+        return np.frombuffer(raw.tobytes("F"), uint_dtype(width))
     planes = np.empty((width, elements), np.uint8)
     for plane in range(width):
         size = elements

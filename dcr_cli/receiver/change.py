@@ -7,13 +7,12 @@ mixture. What is done is plan.py's decision.
 
 from __future__ import annotations
 
-import os
 import stat
 from collections.abc import Iterable, Sequence
 
 from dcr_cli.checkpoint.checkpoint import Shard
 from dcr_cli.checkpoint.digest import DIGEST_BYTES
-from dcr_cli.checkpoint.folder import Files, Identity, identity_of
+from dcr_cli.checkpoint.folder import Files
 from dcr_cli.checkpoint.header import parse_header
 from dcr_cli.checkpoint.names import shown
 from dcr_cli.durable import File, NoRoomError
@@ -23,8 +22,7 @@ from dcr_cli.receiver.journal import Chunk
 from dcr_cli.receiver.places import changed_paths, check_plan, folders_of, has_room
 from dcr_cli.receiver.plan import Action, Plan
 from dcr_cli.receiver.receiver import HELD, JOURNAL, STAGE, Batch, Marker, Receiver, tensors_of
-from dcr_cli.receiver.record import TensorRecord, write_record
-from dcr_cli.receiver.sidecars import NewFiles, final_files, new_files
+from dcr_cli.receiver.sidecars import NewFiles, final_files, identity_below, new_files, record_target
 from dcr_cli.receiver.staging import place_chunks, stage
 from dcr_cli.receiver.survey import Survey, judge
 
@@ -274,7 +272,7 @@ class Change:
             self._home.rename(config, self._root, CONFIG)
             self._root.sync()
             self._home.sync(config.rpartition("/")[0])
-        self._write_record()
+        record_target(self._receiver, self._job, final_files(self._job, self._plan, self._files))
         self._receiver.remove_marker()
 
     def _remove_empty_folders(self) -> None:
@@ -286,27 +284,6 @@ class Change:
                 folder = folder.rpartition("/")[0]
                 self._root.sync(folder)
 
-    def _write_record(self) -> None:
-        target = self._job.target
-        files = final_files(self._job, self._plan, self._files)
-        write_record(
-            self._home,
-            [
-                TensorRecord(row.name, row.dtype, row.shape, d)
-                for row, d in zip(target.rows, target.digests, strict=True)
-            ],
-            files,
-            {file.path: self._identity(file.path) for file in files},
-            target.delta.manifest.skipped,
-        )
-        self._receiver.has_record = True
-
-    def _identity(self, path: str) -> Identity:
-        try:
-            return identity_of(os.stat(path, dir_fd=self._root.fd))
-        except OSError as error:
-            raise DamagedError(str(self._root.path / path), f"is not there at the end: {error.strerror}") from error
-
     # Finishing
 
     def _verify(self, batch: Batch) -> None:
@@ -315,7 +292,7 @@ class Change:
         for number in self._shards_of(batch.components):
             new = self._plan.shards[number]
             shards.append(Shard(new.path, parse_header(new.header, new.size, new.path), new.size))
-        identities = {shard.path: self._identity(shard.path) for shard in shards}
+        identities = {shard.path: identity_below(self._root, shard.path) for shard in shards}
         with Files(self._root.path, identities) as files:
             for shard in shards:
                 header = bytearray(len(shard.header.raw))

@@ -16,8 +16,7 @@ from dcr_cli.receiver.job import Job, Outcome
 from dcr_cli.receiver.places import check_room, folders_of
 from dcr_cli.receiver.plan import Action, Plan
 from dcr_cli.receiver.receiver import Marker, Receiver
-from dcr_cli.receiver.record import TensorRecord, write_record
-from dcr_cli.receiver.sidecars import NewFiles, final_files, new_files
+from dcr_cli.receiver.sidecars import NewFiles, final_files, new_files, record_target
 from dcr_cli.receiver.staging import stage
 
 _SPOOL = "spool"
@@ -89,18 +88,7 @@ class Fresh:
                 self._copy(path)
         for folder in folders_of((*(file.path for file in final), *foreign)):
             self._root.sync(folder)
-        target = self._job.target
-        write_record(
-            self._receiver.home,
-            [
-                TensorRecord(row.name, row.dtype, row.shape, d)
-                for row, d in zip(target.rows, target.digests, strict=True)
-            ],
-            final,
-            {file.path: identity_of(os.stat(file.path, dir_fd=self._root.fd)) for file in final},
-            target.delta.manifest.skipped,
-        )
-        self._receiver.has_record = True
+        record_target(self._receiver, self._job, final)
         self._receiver.remove_marker()
 
     def _copy(self, path: str) -> None:

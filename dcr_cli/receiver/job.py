@@ -42,6 +42,8 @@ class Target:
         self.rows: list[TensorRow] = [row for row, _ in pairs]
         self.digests: list[bytes] = [digest for _, digest in pairs]
         self.sums = sums_of(self.digests)
+        # Elements that the pieces of each row change.
+        self.changed = np.array([sum(piece.changed for piece in row.pieces) for row in self.rows], np.int64)
 
     def file_bytes(self, file: FileRow) -> bytes:
         """Decode a file that the delta carries; DamagedError if it is not what its row says."""
@@ -100,7 +102,8 @@ class Job:
         if file.runs:
             return parse_header(self.target.file_bytes(file), None, what)
         shard = self._shard_of.get(file.path)
-        if shard is not None and object_digest(shard.header.raw) == file.blake3:
+        raw = shard.header.raw if shard is not None else b""
+        if shard is not None and (object_digest(raw), len(raw)) == (file.blake3, file.size):
             return shard.header
         raise DamagedError(what, "is the base's, says the manifest, but it is not")
 
@@ -191,6 +194,9 @@ class Outcome:
         if failure is not None:
             what = f"tensor {shown(rows[failure.row].name)} in payload {failure.payload}"
             raise DamagedError(what, failure.facts)
+        for number in np.flatnonzero(self._visited & (self._digests.changed != job.target.changed)).tolist():
+            facts = f"{self._digests.changed[number]} elements change, {job.target.changed[number]} says the manifest"
+            raise DamagedError(f"tensor {shown(rows[number].name)}", facts)
         found = self._digests.target.copy()
         is_checked = self._visited.copy()
         if job.known is not None:

@@ -38,6 +38,9 @@ from dcr_cli.receiver.tasks import (
 # So many files are worked on side by side, because threads that write to one file wait for each other.
 STREAMS = 4
 
+# What a changed byte takes in the journal: its position and itself.
+BYTE_ENTRY_BYTES = 5
+
 Elements = NDArray[Any]
 Bytes = NDArray[np.uint8]
 Sums = NDArray[np.uint32]
@@ -55,12 +58,14 @@ class Failure:
 
 
 class Digests:
-    """What a pass found out: per row the digests of its source and of its target, per base tensor its own."""
+    """What a pass found out: per row the digests of its source and of its target and how many elements its pieces
+    changed, per base tensor its digest."""
 
     def __init__(self, rows: int, bases: int) -> None:
         self.source = np.zeros((rows, 4), np.uint32)
         self.target = np.zeros((rows, 4), np.uint32)
         self.base = np.zeros((bases, 4), np.uint32)
+        self.changed = np.zeros(rows, np.int64)
         self.failure: Failure | None = None
         self.bytes_done = 0
         self._lock = threading.Lock()
@@ -74,6 +79,8 @@ class Digests:
             ):
                 if numbers:
                     np.add.at(sums, numbers, np.concatenate(found))
+            for row, changed in tally.changed:
+                self.changed[row] += changed
             self.bytes_done += tally.bytes
 
     def fail(self, row: int, payload: int, error: ValueError) -> None:
@@ -91,6 +98,7 @@ class Tally:
         self.targets: list[Sums] = []
         self.bases: list[int] = []
         self.base_sums: list[Sums] = []
+        self.changed: list[tuple[int, int]] = []
         self.bytes = 0
 
 
@@ -144,7 +152,7 @@ class _Worker:
             tally.base_sums.append(_digest_parts(stretch.parts, buffer))
         else:
             go_over = self._go_over_one if len(stretch.parts) == 1 else self._go_over_many
-            sources, targets = go_over(stretch, buffer, task)
+            sources, targets = go_over(stretch, buffer, task, tally)
             tally.rows += [part.row for part in stretch.parts]
             tally.sources.append(sources)
             tally.targets.append(targets)
@@ -152,7 +160,7 @@ class _Worker:
         if task.sink is not None and not task.is_patch:
             task.sink.write(stretch.begin, buffer.data)
 
-    def _go_over_one(self, stretch: Stretch, buffer: Bytes, task: Task) -> tuple[Sums, Sums]:
+    def _go_over_one(self, stretch: Stretch, buffer: Bytes, task: Task, tally: Tally) -> tuple[Sums, Sums]:
         """Bring one part to its target bits, in the buffer or in the journal: digests of both."""
         part = stretch.parts[0]
         has_source = stretch.source is not None
@@ -161,22 +169,25 @@ class _Worker:
         if part.coded is not None:
             base = buffer.view(uint_dtype(self._dtype(part).width)) if has_source else None
             found = self._decode(part, part.coded, base)
+            tally.changed.append((part.row, _changed_elements(part.coded, base, found)))
             if isinstance(found, Changed):
                 assert base is not None
-                changes = found.positions, base.take(found.positions), found.values
+                changes = found.positions, kernels.gather(base, found.positions), found.values
                 new = old + kernels.digest_changes(*changes, part.at)
                 if not task.is_patch:
                     kernels.patch(base, found.positions, found.values)
             elif found is not None:
                 new = kernels.digest(found.view(np.uint8), part.at)
                 buffer[:] = found.view(np.uint8)
-            self._journal(task, stretch.begin, found, part)
+            if found is not None:
+                self._journal(task, stretch.begin, found, part.size // self._dtype(part).width)
         return old.reshape(1, 4), new.reshape(1, 4)
 
-    def _go_over_many(self, stretch: Stretch, buffer: Bytes, task: Task) -> tuple[Sums, Sums]:
+    def _go_over_many(self, stretch: Stretch, buffer: Bytes, task: Task, tally: Tally) -> tuple[Sums, Sums]:
         """Bring small parts to their target bits in the buffer, and in the journal: digests of both."""
         has_source = stretch.source is not None
         old = _digest_parts(stretch.parts, buffer) if has_source else np.zeros((len(stretch.parts), 4), np.uint32)
+        before = buffer.copy() if task.is_patch else None
         begin = 0
         for part in stretch.parts:
             if part.coded is not None:
@@ -184,14 +195,21 @@ class _Worker:
                 width = self._dtype(part).width
                 base = _elements(view, begin, width)
                 found = self._decode(part, part.coded, base if has_source else None)
+                tally.changed.append((part.row, _changed_elements(part.coded, base, found)))
                 if isinstance(found, Changed):
                     kernels.patch(base, found.positions, found.values)
                     if begin % width:
                         view[:] = base.view(np.uint8)
                 elif found is not None:
                     view[:] = found.view(np.uint8)
-                self._journal(task, stretch.begin + begin, found, part)
             begin += part.size
+        if before is not None:
+            # Many small tensors are one span of bytes; one entry each would take longer than all else.
+            positions = kernels.scan(before, buffer)
+            if len(positions) * BYTE_ENTRY_BYTES < len(buffer):
+                self._journal(task, stretch.begin, Changed(positions, buffer.take(positions)), len(buffer))
+            else:
+                self._journal(task, stretch.begin, buffer, len(buffer))
         return old, _digest_parts(stretch.parts, buffer)
 
     def _dtype(self, part: Part) -> Dtype:
@@ -209,15 +227,11 @@ class _Worker:
             return None
         return found
 
-    def _journal(self, task: Task, begin: int, found: Changed | Elements | None, part: Part) -> None:
-        if found is None or task.sink is None or not task.is_patch:
-            return
-        elements = part.size // self._dtype(part).width
-        if isinstance(found, Changed):
-            entry = Entry(begin, elements, found.positions, found.values)
-        else:
-            entry = Entry(begin, elements, None, found)
-        task.sink.journal(entry, is_alone=False)
+    def _journal(self, task: Task, begin: int, found: Changed | Elements, elements: int) -> None:
+        if task.sink is not None and task.is_patch:
+            positions, values = (found.positions, found.values) if isinstance(found, Changed) else (None, found)
+            if len(values):
+                task.sink.journal(Entry(begin, elements, positions, values), is_alone=False)
 
     def _decode_block(self, coded: Coded, base: Elements | None, dtype: Dtype, elements: int) -> Changed | Elements:
         block = coded.block
@@ -236,6 +250,7 @@ class _Worker:
         flat = flat_indices(box, row.shape, item.start, item.elements)
         base = self._gather(row, dtype.width, flat) if row.source is not None else None
         found = self._decode_block(item.coded, base, dtype, item.elements)
+        tally.changed.append((item.row, _changed_elements(item.coded, base, found)))
         if isinstance(found, Changed):
             if base is None:
                 raise ValueError("changes, where there is nothing to change")
@@ -269,6 +284,17 @@ class _Worker:
             self._from.files.read_path_into(path, tensor.begin + low * width, view)
             gathered[begin:end] = view.view(gathered.dtype)[flat[begin:end] - low]
         return gathered
+
+
+def _changed_elements(coded: Coded, base: Elements | None, found: Changed | Elements | None) -> int:
+    """How many elements a block changes, as `piece.changed` counts them (FORMAT 5)."""
+    if found is None:
+        return 0
+    if isinstance(found, Changed):
+        return len(found.positions)
+    if base is None or coded.piece.encoding == Encoding.WHOLE:
+        return len(found)
+    return int(np.count_nonzero(base != found))
 
 
 def _digest_parts(parts: Sequence[Part], buffer: Bytes) -> Sums:

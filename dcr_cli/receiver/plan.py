@@ -268,18 +268,23 @@ def _component(
 def _journal_bytes(row: TensorRow, size: int) -> int:
     if not row.pieces:
         return 0
+    width = DTYPES[row.dtype].width
     changed = sum(piece.changed for piece in row.pieces)
     blocks = sum(run.blocks for piece in row.pieces for run in piece.runs)
-    return changed * (_POSITION_BYTES + DTYPES[row.dtype].width) + (blocks + size // _BLOCK_BYTES + 1) * _ENTRY_BYTES
+    # Small tensors are journalled byte by byte; blocks in which much changes may come whole.
+    taken = changed * max(_POSITION_BYTES + width, (_POSITION_BYTES + 1) * width)
+    if changed * (width + 3) * 8 > size:
+        taken = max(taken, size)
+    return taken + (blocks + size // _BLOCK_BYTES + 1) * _ENTRY_BYTES
 
 
 def _plan_files(
     base: Base, manifest: Manifest, *, is_exact: bool
 ) -> tuple[tuple[FileRow, ...], tuple[str, ...], tuple[str, ...]]:
     """Say which sidecars are written, which are removed, and which ought to be others but cannot be had."""
-    held = {file.path: file.blake3 for file in base.files if file.kind != SHARD}
+    held = {file.path: (file.blake3, file.size) for file in base.files if file.kind != SHARD}
     rows = [row for row in manifest.files if row.kind == SIDECAR or (is_exact and row.kind != SHARD)]
-    others = [row for row in rows if held.get(row.path) != row.blake3]
+    others = [row for row in rows if held.get(row.path) != (row.blake3, row.size)]
     written = tuple(row for row in others if row.runs)
     differing = tuple(row.path for row in others if not row.runs)
     if is_exact and differing:

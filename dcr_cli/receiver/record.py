@@ -75,31 +75,28 @@ class Record:
 
 def write_record(
     home: Folder,
+    content: bytes,
     tensors: Sequence[TensorRecord],
     files: Sequence[FileDigest],
     identities: Mapping[str, Identity],
     skipped: Sequence[str],
-) -> State:
-    """Write the record of a state into `home`, a receiver's state folder; its state."""
-    state = State(
-        content_digest((row.name, row.dtype, row.shape, row.digest) for row in tensors),
-        files_digest((file.path, file.kind, file.blake3) for file in files),
-    )
+) -> None:
+    """Write the record of a state, whose content digest is `content`, into `home`, a receiver's state folder."""
+    files_blake3 = files_digest((file.path, file.kind, file.blake3) for file in files)
     table, _ = encode_document("record", _columns(tensors, files))
     home.replace_file(TABLE_NAME, table)
     status = home.status(TABLE_NAME)
     assert status is not None
     document = {
         "format": RECORD_FORMAT,
-        "content": blake3_text(state.content),
-        "files": blake3_text(state.files),
+        "content": blake3_text(content),
+        "files": blake3_text(files_blake3),
         "table": blake3_text(object_digest(table)),
         "identities": {path: list(identity) for path, identity in identities.items()},
         "skipped": list(skipped),
         "time_ns": status.st_mtime_ns,
     }
     home.replace_file(STATE_NAME, json.dumps(document, ensure_ascii=False).encode() + b"\n")
-    return state
 
 
 def read_record(home: Folder) -> Record | None:

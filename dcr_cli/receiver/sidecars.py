@@ -5,14 +5,20 @@ Shards are staging.py's matter.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from dcr_cli.checkpoint.checkpoint import SHARD, SIDECAR, WEIGHT_MAP, FileDigest
 from dcr_cli.checkpoint.digest import object_digest
+from dcr_cli.checkpoint.folder import Identity, identity_of
 from dcr_cli.delta.manifest import FileRow
+from dcr_cli.durable import Folder
+from dcr_cli.errors import DamagedError
 from dcr_cli.receiver.job import Job
 from dcr_cli.receiver.plan import Plan
+from dcr_cli.receiver.receiver import Receiver
+from dcr_cli.receiver.record import TensorRecord, write_record
 from dcr_cli.receiver.reshard import rewrite_weight_map
 
 
@@ -67,3 +73,25 @@ def final_files(job: Job, plan: Plan, files: NewFiles) -> list[FileDigest]:
     for shard in plan.shards:
         final[shard.path] = FileDigest(shard.path, SHARD, len(shard.header), object_digest(shard.header))
     return sorted(final.values(), key=lambda file: file.path)
+
+
+def record_target(receiver: Receiver, job: Job, files: Sequence[FileDigest]) -> None:
+    """Write the record of a receiver that is at the target now and has these files."""
+    target = job.target
+    write_record(
+        receiver.home,
+        target.delta.commit.target.content,
+        [TensorRecord(row.name, row.dtype, row.shape, d) for row, d in zip(target.rows, target.digests, strict=True)],
+        files,
+        {file.path: identity_below(receiver.root, file.path) for file in files},
+        target.delta.manifest.skipped,
+    )
+    receiver.has_record = True
+
+
+def identity_below(root: Folder, path: str) -> Identity:
+    """The identity of a file that has to be there."""
+    try:
+        return identity_of(os.stat(path, dir_fd=root.fd))
+    except OSError as error:
+        raise DamagedError(str(root.path / path), f"is not there at the end: {error.strerror}") from error
