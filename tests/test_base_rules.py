@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from strategies import Tensors, tensor_of, with_changes, write_checkpoint
 
 from dcr_cli.apply import apply
 from dcr_cli.checkpoint.digest import State, content_digest, files_digest, object_digest
@@ -16,6 +15,7 @@ from dcr_cli.delta.commit import Commit, decode_commit, encode_commit, open_dige
 from dcr_cli.delta.manifest import FileRow, Manifest, TensorRow, encode_digests, encode_manifest
 from dcr_cli.diff import diff
 from dcr_cli.errors import DamagedError, DcrError, WrongBaseError
+from strategies import Tensors, tensor_of, with_changes, write_checkpoint
 
 MODES = ("replace", "in-place")
 BASE: Tensors = {
