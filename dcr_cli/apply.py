@@ -133,7 +133,7 @@ def _rehearse(root: Folder, target: Target, mode: str, skip: Sequence[str]) -> A
         return nothing_done(str(root.path), mode, job, exact=not found.is_base, foreign=found.foreign, dry_run=True)
     plan = job.plan(is_exact=found.is_base, in_place=mode == IN_PLACE)
     paths = changed_paths(plan)
-    check_plan(root, plan, paths)
+    check_plan(root, job.base, plan, paths)
     outcome = job.run(whole_work(plan.shards), whole_base=True, stage="check")
     if judge(found, job, outcome.base_sums):
         return nothing_done(str(root.path), mode, job, exact=plan.is_exact, foreign=found.foreign, dry_run=True)

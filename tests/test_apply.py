@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -617,6 +618,51 @@ class TestPlaces:
             assert result.exact
             if way == "aside":
                 assert os.readlink(found / ".hidden") == "nowhere"
+
+    def test_a_foreign_file_in_the_way(self, rich_pair: tuple[Path, Path, Path], tmp_path: Path) -> None:
+        base, target, delta = rich_pair
+        receiver = fresh_copy(target, tmp_path / "receiver")
+        apply(make_delta(target, base, tmp_path / "back"), receiver)
+        (receiver / "new/deep").mkdir(parents=True)
+        (receiver / "new/deep/template.txt").write_text("mine")
+        with pytest.raises(WrongBaseError, match=r"new/deep/template\.txt: is not the base's"):
+            apply(delta, receiver)
+        assert tree(receiver) == {**tree(base), "new/deep/template.txt": b"mine"}
+
+    def test_names_that_differ_in_case(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        tensors = {"w": tensor_of("F32", (4,))}
+        base = write_checkpoint(tmp_path / "base", tensors)
+        target = write_checkpoint(tmp_path / "target", tensors, sidecars={"notes.txt": b"1", "NOTES.txt": b"2"})
+        delta = make_delta(base, target, tmp_path / "delta")
+        before, names = tree(base), names_below(base)
+        with monkeypatch.context() as patch:
+            patch.setattr(places, "_folds_names", lambda root: True)
+            for way in WAYS:
+                with pytest.raises(DamagedError, match="takes them for one name"):
+                    apply_by(way, delta, base, tmp_path / "work")
+                check_untouched(tmp_path / "work/receiver", before, names)
+        apply(delta, base)
+        assert tree(base) == tree(target)
+
+    @pytest.mark.parametrize("mode", ["replace", "in-place"])
+    def test_a_base_that_cannot_be_read(
+        self, tiny: tuple[Path, Path, Path], mode: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        base, _, delta = tiny
+        before, names = tree(base), names_below(base)
+        preadv = os.preadv
+
+        def fail(fd: int, buffers: list[memoryview], offset: int) -> int:
+            if offset and os.readlink(f"/proc/self/fd/{fd}").startswith(str(base)):
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            return preadv(fd, buffers, offset)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "preadv", fail)
+            for jobs in (1, 3):
+                with pytest.raises(LocalError, match="cannot be read"):
+                    apply(delta, base, mode=mode, jobs=jobs)
+        check_untouched(base, before, names)
 
 
 class TestArguments:

@@ -203,8 +203,9 @@ def _locked_behind(link: Path) -> Iterator[tuple[Receiver, str]]:
     with open_root(folder) as root, Receiver(root) as receiver:
         if not link.is_symlink() or os.readlink(link) != text or os.path.realpath(link) != folder:
             raise ConflictError(str(link), "was turned by another dcr just now", hint="run the same command again")
-        if receiver.read_marker() is not None:
-            hint = f"finish it first: dcr apply DELTA {link}, without --aside"
+        marker = receiver.read_marker()
+        if marker is not None:
+            hint = f"finish it first: dcr apply {marker.delta} {link}"
             raise IncompleteError(str(link), "an apply to the folder behind it was stopped", hint=hint)
         receiver.clear()
         yield receiver, text

@@ -73,7 +73,7 @@ class Change:
         `finish`. Raises WrongBaseError, DamagedError, ConflictError, LocalError.
         """
         everything = tuple(range(len(self._plan.components)))
-        at_once = check_plan(self._root, self._plan, self.changed_paths)
+        at_once = check_plan(self._root, self._job.base, self._plan, self.changed_paths)
         self._begin()
         chunks: tuple[Chunk, ...] | None = None
         try:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dcr_cli.checkpoint.folder import Identity, check_same, identity_of
 from dcr_cli.durable import File, Folder
 from dcr_cli.receiver.job import Job, Outcome
-from dcr_cli.receiver.places import check_room, folders_of
+from dcr_cli.receiver.places import check_names, check_room, folders_of
 from dcr_cli.receiver.plan import Action, Plan
 from dcr_cli.receiver.receiver import Marker, Receiver
 from dcr_cli.receiver.sidecars import NewFiles, final_files, new_files, record_target
@@ -39,7 +39,8 @@ class Fresh:
         self.bytes_written = 0
 
     def check(self) -> None:
-        """Raise LocalError if there is no room."""
+        """Raise LocalError if there is no room, DamagedError if the file system cannot hold the names."""
+        check_names(self._source, [shard.path for shard in self._plan.shards] + self._files.paths)
         made = [shard.size for shard in self._plan.shards if not (self._links and shard.action is Action.KEEP)]
         check_room(self._root, sum(made) + self._plan.written_file_bytes, len(self._plan.shards))
 

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import os
 import stat
+import unicodedata
 from collections.abc import Collection, Iterable
 
 from dcr_cli.checkpoint.header import file_kind
 from dcr_cli.checkpoint.names import shown
 from dcr_cli.durable import Folder, NoRoomError
-from dcr_cli.errors import DamagedError, LocalError
-from dcr_cli.receiver.plan import Action, Plan, room_at_once, room_in_turn
+from dcr_cli.errors import DamagedError, LocalError, WrongBaseError
+from dcr_cli.receiver.plan import Action, Base, Plan, room_at_once, room_in_turn
 from dcr_cli.receiver.room import free_bytes
 
 # For the marker, the record and other small files, and for what file systems round up.
@@ -51,6 +52,28 @@ def check_places(root: Folder, paths: Collection[str]) -> None:
         _check_folder(root, folder, seen)
 
 
+def check_names(root: Folder, paths: Iterable[str]) -> None:
+    """Raise DamagedError if two of `paths` are one name to the file system, which does not tell small letters from
+    large.
+
+    It is asked by a name that is there.
+    """
+    folded: dict[str, str] = {}
+    for path in paths:
+        other = folded.setdefault(unicodedata.normalize("NFC", path).casefold(), path)
+        if other != path and _folds_names(root):
+            facts = f"cannot hold both {shown(other)} and {shown(path)}: its file system takes them for one name"
+            raise DamagedError(str(root.path), facts)
+
+
+def _folds_names(root: Folder) -> bool:
+    for name in root.names():
+        status, swapped = root.status(name), root.status(name.swapcase())
+        if name != name.swapcase() and status is not None:
+            return swapped is not None and (status.st_dev, status.st_ino) == (swapped.st_dev, swapped.st_ino)
+    return False
+
+
 def _check_file(root: Folder, path: str, status: os.stat_result) -> None:
     if root.is_fixed(path):
         raise LocalError(str(root.path / path), "has an attribute that forbids changing it", hint="see chattr -i, -a")
@@ -80,12 +103,18 @@ def _check_folder(root: Folder, folder: str, seen: set[str]) -> None:
         folder = folder.rpartition("/")[0]
 
 
-def check_plan(root: Folder, plan: Plan, paths: Collection[str]) -> bool:
-    """Raise LocalError or DamagedError if a plan that changes `paths` cannot be carried out in `root`.
+def check_plan(root: Folder, base: Base, plan: Plan, paths: Collection[str]) -> bool:
+    """Raise LocalError, DamagedError or WrongBaseError if a plan that changes `paths` cannot be carried out in `root`.
 
     Whether there is room to stage all of it at once.
     """
     check_places(root, paths)
+    check_names(root, [*(file.path for file in base.files), *paths])
+    ours = {file.path for file in base.files}
+    for row in plan.written_files:
+        if row.path not in ours and root.status(row.path) is not None:
+            facts = "is not the base's, and stands where the target has a file"
+            raise WrongBaseError(str(root.path / row.path), facts, hint="move it away")
     if has_room(root, room_at_once(plan), len(paths)):
         return True
     check_room(root, room_in_turn(plan), len(paths))
