@@ -147,6 +147,20 @@ class TestExact:
         found, _ = apply_by(way, delta, folders[0], tmp_path / "work")
         assert tree(found) == tree(folders[1])
 
+    @pytest.mark.parametrize("way", WAYS)
+    def test_files_alone(self, tmp_path: Path, way: str) -> None:
+        """Only sidecars change, or only one goes: the base, without what goes, has all the files of the target."""
+        tensors = {"w": tensor_of("F32", (4,))}
+        sides = [{"config.json": b"{}", "a.txt": b"a"}, {"config.json": b"{}"}, {"config.json": b"{ }", "b.txt": b"b"}]
+        folders = [
+            write_checkpoint(tmp_path / str(number), tensors, sidecars=side) for number, side in enumerate(sides)
+        ]
+        for old, new in ((0, 1), (1, 2), (2, 0), (1, 0)):
+            delta = make_delta(folders[old], folders[new], tmp_path / f"delta-{old}-{new}")
+            found, result = apply_by(way, delta, folders[old], tmp_path / "work")
+            assert tree(found) == tree(folders[new])
+            assert not result.already
+
     def test_what_was_there_says_what_was_done(self, tiny: tuple[Path, Path, Path], tmp_path: Path) -> None:
         base, target, delta = tiny
         found, result = apply_by("in-place", delta, base, tmp_path / "work")
