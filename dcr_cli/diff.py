@@ -362,7 +362,7 @@ class _Run:
             base=base,
             target=target,
             encodings=encodings,
-            output=str(self.sink.folder) if self.sink.folder is not None else None,
+            output=self.sink.name,
             rows=tuple(sorted(rows, key=lambda row: row.name.encode())),
         )
 
@@ -383,7 +383,7 @@ class _Run:
             kind=kind,
             source=source,
             elements=row.tensor.elements,
-            # An element of a tensor that has no base is not a changed element; B17: it is replaced or added.
+            # What has no counterpart of its own shape in the base is replaced or added, not changed.
             changed_elements=row.changed if source is not None and kind != "replaced" else 0,
             encoding=Encoding(piece.encoding).label if piece is not None else None,
             delta_bytes=sum(run.bytes for run in piece.runs) if piece is not None and row.twin is None else 0,

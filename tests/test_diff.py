@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import struct
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from dcr_cli import durable
+from dcr_cli.delta.encoder import PieceEncoder
 from dcr_cli.diff import DiffResult, diff
 from dcr_cli.errors import ConflictError, DamagedError, NotFoundError, UsageError
 from second_reader import apply_delta, read_delta
@@ -157,6 +162,66 @@ def test_few_blocks_are_held_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert result.changed_tensors == 7
     tensors, _ = apply_delta(read_delta(tmp_path / "delta"), tmp_path / "base")
     assert {name: tensor[2] for name, tensor in tensors.items()} == {name: tensor[2] for name, tensor in target.items()}
+
+
+def test_a_rare_width_does_not_hold_back_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One small F32 tensor, early in order, never has 64 changed blocks; all BF16 ones come after it."""
+    waiting = []
+    put = PieceEncoder._put
+
+    def watch(self: PieceEncoder, *block: Any) -> None:
+        put(self, *block)
+        waiting.append(self._waiting_bytes)
+
+    monkeypatch.setattr("dcr_cli.delta.encoder.HELD_BYTES", 100_000)
+    monkeypatch.setattr(PieceEncoder, "_put", watch)
+    rare = tensor_of("F32", (1000,))
+    base = {"a": rare} | {f"t{i}": bf16(i, 300_000) for i in range(8)}
+    target = {"a": with_changes(rare, [7])} | {f"t{i}": step(bf16(i, 300_000), i, 0.02) for i in range(8)}
+    compare(tmp_path, base, target, encoding="context")
+    assert 0 < max(waiting) < 150_000
+    tensors, _ = apply_delta(read_delta(tmp_path / "delta"), tmp_path / "base")
+    assert {name: tensor[2] for name, tensor in tensors.items()} == {name: tensor[2] for name, tensor in target.items()}
+
+
+def test_a_commit_is_there_whole_or_not_at_all(tiny_pair: tuple[Path, Path], tmp_path: Path) -> None:
+    """Stopped at any step, the folder is a delta, or one without a commit, whose name the next diff takes."""
+
+    class Stop(BaseException):
+        pass
+
+    for last in range(100):
+        steps = 0
+
+        def count(kind: str, path: str, other: str, last: int = last) -> None:
+            nonlocal steps
+            steps += 1
+            if steps > last:
+                raise Stop
+
+        durable.hooks.append(count)
+        try:
+            diff(*tiny_pair, tmp_path / "delta")
+        except Stop:
+            commit = tmp_path / "delta" / "commit.json"
+            assert not commit.exists() or json.loads(commit.read_bytes())["format"] == "dcr-1"
+        finally:
+            durable.hooks.remove(count)
+        if steps <= last:
+            break
+        if not (tmp_path / "delta" / "commit.json").exists():
+            diff(*tiny_pair, tmp_path / "delta")
+        shutil.rmtree(tmp_path / "delta")
+    assert steps > 8
+
+
+def test_the_folder_that_one_is_in_can_be_the_output(
+    tiny_pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert diff(*tiny_pair, ".").output == "."
+    assert (tmp_path / "here" / "commit.json").exists()
 
 
 def test_planted_infinities_cost_nothing(tmp_path: Path) -> None:

@@ -22,8 +22,9 @@ from dcr_cli.delta.payload import PayloadWriter
 TASK_ELEMENTS = 1 << 18
 TASK_ITEMS = 1024
 
-# So many blocks are held back at most for an encoding, or for starting states, to be decided.
+# At most so many blocks, and so many bytes of drafts, wait for an encoding or for starting states to be decided.
 HELD_BLOCKS = 1 << 16
+HELD_BYTES = 16 << 20
 
 PieceDone = Callable[[Encoding, tuple[Run, ...]], None]
 
@@ -68,9 +69,11 @@ class PieceEncoder:
         self._dtype: Dtype | None = None
         self._held: list[tuple[Draft | None, LoadBlock | None]] = []
         self._held_changed = 0
+        self._held_bytes = 0
         # Items whose starting states are not decided, the task that is being filled, tasks that run: all in the order
         # of the payloads.
         self._waiting: deque[_Item] = deque()
+        self._waiting_bytes = 0
         self._filling: list[_Item] = []
         self._filling_elements = 0
         self._running: deque[tuple[list[_Item], Future[list[bytes]] | None]] = deque()
@@ -81,6 +84,7 @@ class PieceEncoder:
         self._choice = choice
         self._held = []
         self._held_changed = 0
+        self._held_bytes = 0
         if choice is not None:
             self._waiting.append(_Begin(choice))
 
@@ -91,7 +95,9 @@ class PieceEncoder:
             return
         self._held.append((draft, load))
         self._held_changed += draft is not None
-        if self._held_changed == SAMPLE_BLOCKS or len(self._held) == HELD_BLOCKS:
+        self._held_bytes += draft.held_bytes if draft is not None else 0
+        is_full = len(self._held) == HELD_BLOCKS or self._held_bytes >= HELD_BYTES
+        if self._held_changed == SAMPLE_BLOCKS or is_full:
             self._decide(complete=False)
 
     def end(self, done: PieceDone) -> None:
@@ -129,8 +135,10 @@ class PieceEncoder:
             if sample.is_full:
                 self._states[width] = sample.states()
         self._waiting.append(_Block(draft, load, self._choice, width))
+        self._waiting_bytes += draft.held_bytes if draft is not None else 0
         self._fill_tasks()
-        first = self._waiting[0] if len(self._waiting) >= HELD_BLOCKS else None
+        is_full = len(self._waiting) >= HELD_BLOCKS or self._waiting_bytes >= HELD_BYTES
+        first = self._waiting[0] if is_full else None
         if isinstance(first, _Block):
             self._states[first.width] = self._samples[first.width].states()
             self._fill_tasks()
@@ -150,6 +158,7 @@ class PieceEncoder:
             self._filling.append(item)
             if isinstance(item, _Block) and item.draft is not None:
                 self._filling_elements += item.draft.elements
+                self._waiting_bytes -= item.draft.held_bytes
             if self._filling_elements >= TASK_ELEMENTS or len(self._filling) >= TASK_ITEMS:
                 self._start_task()
                 while self._running and (self._first_is_done() or len(self._running) > self._tasks):

@@ -91,6 +91,14 @@ class Draft:
     gap_position_bits: int
     changes: Changes | None
 
+    @property
+    def held_bytes(self) -> int:
+        """Memory that it takes, roughly."""
+        held = (
+            len(self.context.stream) + self.context.magnitudes.nbytes + self.context.bins.nbytes if self.context else 0
+        )
+        return held + (self.changes.positions.nbytes + 2 * self.changes.old.nbytes if self.changes else 0)
+
 
 LoadBlock = Callable[[], tuple[Elements, Elements]]
 

@@ -15,11 +15,11 @@ from dcr_cli.checkpoint.digest import State, object_digest
 from dcr_cli.delta.commit import Commit, encode_commit
 from dcr_cli.delta.manifest import Manifest, encode_digests, encode_manifest
 from dcr_cli.delta.payload import PayloadWriter
-from dcr_cli.durable import Folder, open_folder
+from dcr_cli.durable import NEW_FILE_MODE, Folder, open_folder
 from dcr_cli.errors import ConflictError, UsageError
 
 MANIFEST_NAME, DIGESTS_NAME, COMMIT_NAME, PAYLOADS_NAME = "manifest.zst", "digests.zst", "commit.json", "payloads"
-_NAMES = {MANIFEST_NAME, DIGESTS_NAME, COMMIT_NAME, PAYLOADS_NAME}
+_NAMES = {MANIFEST_NAME, DIGESTS_NAME, COMMIT_NAME, PAYLOADS_NAME, f"{COMMIT_NAME}.new"}
 
 
 class DeltaOutput:
@@ -30,7 +30,8 @@ class DeltaOutput:
     """
 
     def __init__(self, folder: str | os.PathLike[str] | None, *, outside: Sequence[Path]) -> None:
-        self.folder = Path(folder) if folder is not None else None
+        self.name = str(folder) if folder is not None else None
+        self.folder = Path(os.path.abspath(folder)) if folder is not None else None
         self.bytes = 0
         self.writer = PayloadWriter(self._emit)
         self._outside = outside
@@ -92,9 +93,9 @@ class DeltaOutput:
             # The commit must not become durable before the names of what it binds.
             self._open.sync(PAYLOADS_NAME)
             self._open.sync()
-        self._write(COMMIT_NAME, commit)
+        self.bytes += len(commit)
         if self._open is not None:
-            self._open.sync()
+            self._open.replace_file(COMMIT_NAME, commit, NEW_FILE_MODE)
 
     def _emit(self, name: str, data: bytes) -> None:
         self._write(name, data)
@@ -125,4 +126,4 @@ class DeltaOutput:
 
 
 def _parent(folder: Path) -> Folder:
-    return open_folder(folder.absolute().parent)
+    return open_folder(folder.parent)

@@ -62,13 +62,17 @@ ALWAYS_INLINE bool patch_any(uint8_t *out, size_t count, int width, const struct
     return true;
 }
 
-ALWAYS_INLINE void gather_of(int width, const uint8_t *elements, const struct changes *changes, uint8_t *out) {
-    for (size_t i = 0; i < changes->count; i++) store_element(out, i, load_element(elements, position_at(changes, i), width), width);
+ALWAYS_INLINE void gather_of(int width, const uint8_t *elements, size_t count, const struct changes *changes, uint8_t *out) {
+    for (size_t i = 0; i < changes->count; i++) {
+        uint32_t position = position_at(changes, i);
+        if (UNLIKELY(position >= count)) return;
+        store_element(out, i, load_element(elements, position, width), width);
+    }
 }
 
 static bool gather(const uint8_t *elements, size_t count, int width, const struct changes *changes, uint8_t *out, struct fault *fault) {
     if (!are_within(count, changes, fault)) return false;
-    FOR_WIDTH(width, gather_of, elements, changes, out);
+    FOR_WIDTH(width, gather_of, elements, count, changes, out);
     return true;
 }
 

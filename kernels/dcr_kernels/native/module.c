@@ -315,7 +315,7 @@ static PyObject *native_gap_decode(PyObject *Py_UNUSED(module), PyObject *const 
     return finish(&v, is_good, &fault, is_good ? PyLong_FromSize_t(decoded.count) : NULL);
 }
 
-/* scratch_bytes(members, changed) -> what every function's scratch of a block needs at most, gap_encode's and outputs aside */
+/* draft_bytes(members, changed) -> the scratch that context_draft needs at most */
 static PyObject *native_draft_bytes(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
     long long members, changed;
     if (!has_arguments(count, 2) || !get_integer(args[0], 0, UINT32_MAX, &members) || !get_integer(args[1], 0, UINT32_MAX, &changed)) return NULL;
