@@ -131,6 +131,14 @@ class TestLock:
         apply(delta, receiver)
         assert tree(receiver) == tree(target)
 
+    def test_a_holder_that_lives_on(self, tiny: Folders, tmp_path: Path) -> None:
+        """It is no holder any more, for other processes too."""
+        receiver, target, delta = tiny
+        apply(delta, receiver)
+        assert (receiver / ".dcr/lock").read_bytes() == b""
+        assert in_child(lambda: apply(delta, receiver)) == 0
+        assert tree(receiver) == tree(target)
+
     def test_a_process_number_used_again(self, tiny: Folders) -> None:
         receiver, target, delta = tiny
         (receiver / ".dcr").mkdir()

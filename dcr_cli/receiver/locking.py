@@ -28,7 +28,11 @@ class Lock:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._file.close()
+        # Empty, because who held it may live on, and counts as a holder where a lock is granted twice.
+        try:
+            self._file.resize(0)
+        finally:
+            self._file.close()
 
 
 def lock(folder: Folder, name: str) -> Lock:
