@@ -21,7 +21,7 @@ from dcr_cli.receiver.fresh import Fresh
 from dcr_cli.receiver.job import Job, Target
 from dcr_cli.receiver.places import changed_paths
 from dcr_cli.receiver.plan import Plan
-from dcr_cli.receiver.receiver import MARKER, Receiver, decode_marker
+from dcr_cli.receiver.receiver import LOCK, MARKER, Receiver, decode_marker
 from dcr_cli.receiver.survey import Survey, is_there_already, judge, look_at, open_root
 
 TO, ASIDE = "to", "aside"
@@ -176,13 +176,14 @@ def _check_free(parent: Folder, name: str) -> None:
 
 @contextmanager
 def _new_folder(parent: Folder, name: str) -> Iterator[Receiver]:
-    """Make a folder, locked, and empty but for its state; after an error it is removed again."""
+    """Make a folder, locked, and empty but for its lock; after an error it is removed again."""
     parent.make_folder(name, exist_ok=True)
     parent.sync()
     with parent.open_folder(name) as root, Receiver(root) as receiver:
-        for inner in root.names():
-            if inner != STATE_FOLDER:
-                root.remove_tree(inner)
+        for folder, kept in ((root, STATE_FOLDER), (receiver.home, LOCK)):
+            for inner in folder.names():
+                if inner != kept:
+                    folder.remove_tree(inner)
         try:
             yield receiver
         except BaseException:
