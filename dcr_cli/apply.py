@@ -6,11 +6,10 @@ new folder.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from dcr_cli.checkpoint.folder import Identity, identity_of, scan
+from dcr_cli.checkpoint.folder import scan
 from dcr_cli.delta.delta import open_delta
 from dcr_cli.delta.payload import PayloadReader
 from dcr_cli.durable import Folder
@@ -21,6 +20,7 @@ from dcr_cli.receiver.change import Change
 from dcr_cli.receiver.job import Job, Progress, Target, sums_of, whole_work
 from dcr_cli.receiver.places import changed_paths, check_plan
 from dcr_cli.receiver.receiver import Marker, Receiver
+from dcr_cli.receiver.sidecars import identities_now
 from dcr_cli.receiver.survey import is_there_already, judge, look_at, open_root
 from dcr_cli.work import default_jobs
 
@@ -96,7 +96,7 @@ def _finish(receiver: Receiver, target: Target, marker: Marker) -> ApplyResult:
     root = receiver.root
     check_same_delta(root, target, marker)
     base, digests = receiver.read_base(marker)
-    identities = _present(root, [file.path for file in base.files])
+    identities = identities_now(root, [file.path for file in base.files])
     job = Job(target, base, root.path, identities, sums_of(row.tobytes() for row in digests))
     plan = job.plan(is_exact=marker.is_exact, in_place=marker.mode == IN_PLACE)
     change = Change(receiver, job, plan)
@@ -139,16 +139,6 @@ def _rehearse(root: Folder, target: Target, mode: str, skip: Sequence[str]) -> A
         return nothing_done(str(root.path), mode, job, exact=plan.is_exact, foreign=found.foreign, dry_run=True)
     outcome.check_target()
     return done(str(root.path), mode, job, plan, files=paths, bytes_written=0, foreign=found.foreign, dry_run=True)
-
-
-def _present(root: Folder, paths: Sequence[str]) -> dict[str, Identity]:
-    found = {}
-    for path in paths:
-        try:
-            found[path] = identity_of(os.stat(path, dir_fd=root.fd))
-        except OSError:
-            continue
-    return found
 
 
 def _check_arguments(mode: str, jobs: int | None, *, is_apart: bool, keep_previous: bool) -> None:

@@ -23,14 +23,14 @@ from dcr_cli.apply import apply
 from dcr_cli.checkpoint.checkpoint import open_checkpoint
 from dcr_cli.checkpoint.digest import State
 from dcr_cli.durable import open_folder
-from dcr_cli.errors import ConflictError, DcrError, LocalError, WrongBaseError
+from dcr_cli.errors import ConflictError, DamagedError, DcrError, IncompleteError, LocalError, WrongBaseError
 from dcr_cli.process import Stopped, signals_raised
 from dcr_cli.receiver.locking import lock
 from dcr_cli.receiver.receiver import Marker, decode_marker, encode_marker
 from dcr_cli.receiver.record import Record, read_record
-from faults import watching
+from faults import StoppedError, watching
 from receivers import fresh_copy, make_delta, names_below, state_of, tree
-from strategies import tensor_of, with_changes, write_checkpoint
+from strategies import INDEX, tensor_of, with_changes, write_checkpoint
 
 Folders = tuple[Path, Path, Path]
 
@@ -261,6 +261,123 @@ class TestRecord:
         assert inside
         assert not [path for path in inside if path.endswith(".safetensors")]
         assert (receiver / ".dcr").stat().st_mode & 0o777 == 0o700
+
+
+class TestChangedMeanwhile:
+    """Another process changes a file after it was read: the change stops, or nothing is said about that file."""
+
+    KEPT, CHANGED = "model-00002-of-00002.safetensors", "model-00001-of-00002.safetensors"
+
+    @pytest.fixture
+    def pair(self, tmp_path: Path) -> Folders:
+        """A receiver with one shard to be changed and one to be kept, its target, and the delta."""
+        old = {f"w{number}": tensor_of("U8", (5_000,), number) for number in range(2)}
+        files = {"config.json": b"{}", "notes.txt": b"n"}
+        base = write_checkpoint(tmp_path / "base", old, shards=2, sidecars=files)
+        new = old | {"w0": with_changes(old["w0"], [1, 2])}
+        target = write_checkpoint(tmp_path / "target", new, shards=2, sidecars=files)
+        delta = make_delta(base, target, tmp_path / "delta")
+        return fresh_copy(base, tmp_path / "receiver"), target, delta
+
+    def flip(self, path: Path) -> None:
+        content = bytearray(path.read_bytes())
+        content[-1] ^= 1
+        path.write_bytes(content)
+
+    def at(self, step: str, act: Callable[[], object]) -> Callable[[str, str, str], None]:
+        """A hook that acts once, before the first rename of a path that ends so."""
+        todo = [act]
+
+        def hook(kind: str, path: str, other: str) -> None:
+            if kind == "rename" and (path.endswith(step) or other.endswith(step)) and todo:
+                todo.pop()()
+
+        return hook
+
+    @pytest.mark.parametrize("mode", ["replace", "in-place"])
+    @pytest.mark.parametrize("name", [KEPT, CHANGED, "config.json", "notes.txt"])
+    def test_before_the_marker(self, pair: Folders, mode: str, name: str) -> None:
+        receiver, _, delta = pair
+        names = names_below(receiver)
+        hook = self.at("in-progress.new", lambda: self.flip(receiver / name))
+        with watching(hook), pytest.raises(ConflictError, match="changed while reading"):
+            apply(delta, receiver, mode=mode)
+        assert names_below(receiver) == names
+        self.flip(receiver / name)
+        open_checkpoint(receiver)
+        assert not apply(delta, receiver, mode=mode).recovered
+
+    @pytest.mark.parametrize("name", [KEPT, "config.json", "notes.txt"])
+    @pytest.mark.parametrize("mode", ["replace", "in-place"])
+    def test_after_the_marker(self, pair: Folders, mode: str, name: str) -> None:
+        """What is there at the end is read again before anything is said about it."""
+        receiver, target, delta = pair
+        where = ".dcr/held/config.json" if name == "config.json" else name
+        hook = self.at("000000.done", lambda: self.flip(receiver / where))
+        with watching(hook), pytest.raises(ConflictError, match="changed while"):
+            apply(delta, receiver, mode=mode)
+        with pytest.raises(IncompleteError):
+            open_checkpoint(receiver)
+        with pytest.raises((DamagedError, ConflictError), match=r"is not what it was to become|changed since"):
+            apply(delta, receiver, mode=mode)
+        self.flip(receiver / name)
+        assert apply(delta, receiver, mode=mode).recovered
+        assert tree(receiver) == tree(target)
+        record = _record_of(receiver)
+        assert record is not None
+        assert record.identities == open_checkpoint(receiver).identities
+
+    @pytest.mark.parametrize("step", ["in-progress.new", "held/config.json"])
+    def test_another_name_is_not_written_through(self, pair: Folders, tmp_path: Path, step: str) -> None:
+        receiver, target, delta = pair
+        other = tmp_path / "other"
+        before = (receiver / self.CHANGED).read_bytes()
+        hook = self.at(step, lambda: os.link(receiver / self.CHANGED, other))
+        with watching(hook), pytest.raises(ConflictError):
+            apply(delta, receiver, mode="in-place")
+        assert other.read_bytes() == before
+        other.unlink()
+        apply(delta, receiver, mode="in-place")
+        assert tree(receiver) == tree(target)
+
+
+class TestFinishing:
+    """What a stopped run had done already is not done twice."""
+
+    def stop_at(self, end: str, run: Callable[[], object]) -> None:
+        def hook(kind: str, path: str, other: str) -> None:
+            if kind == "rename" and other.endswith(end):
+                raise StoppedError
+
+        with watching(hook), pytest.raises(StoppedError):
+            run()
+
+    def test_a_weight_map_grows_once(self, tmp_path: Path) -> None:
+        old = {f"w{number}": tensor_of("U8", (50,), number) for number in range(2)}
+        new = old | {"x": tensor_of("U8", (70,), 9)}
+        config = {"config.json": b"{}"}
+        base = write_checkpoint(tmp_path / "base", old, shards=1, sidecars=config)
+        delta = make_delta(base, write_checkpoint(tmp_path / "target", new, shards=1, sidecars=config), tmp_path / "d")
+        whole = write_checkpoint(tmp_path / "whole", old, shards=2, sidecars=config)
+        index = json.loads((whole / INDEX).read_text())
+        (whole / INDEX).write_text(json.dumps({"metadata": {"total_size": 100}, **index}))
+        stopped = fresh_copy(whole, tmp_path / "stopped")
+        apply(delta, whole)
+        assert json.loads((whole / INDEX).read_text())["metadata"]["total_size"] == 170
+        self.stop_at("stopped/config.json", lambda: apply(delta, stopped))
+        assert apply(delta, stopped).recovered
+        assert tree(stopped) == tree(whole)
+
+    def test_modes_stay(self, tiny: Folders) -> None:
+        receiver, target, delta = tiny
+        names = {path.name for path in receiver.iterdir()}
+        for name in names:
+            (receiver / name).chmod(0o600)
+        self.stop_at("model-00001-of-00002.safetensors", lambda: apply(delta, receiver))
+        assert not (receiver / "config.json").exists()
+        apply(delta, receiver)
+        assert tree(receiver) == tree(target)
+        assert {(receiver / name).stat().st_mode & 0o777 for name in names} == {0o600}
 
 
 def test_markers() -> None:

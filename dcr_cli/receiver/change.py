@@ -3,26 +3,30 @@
 Order is what makes it safe. Staged files and journals are durable before the batch that says to use them; the marker is
 durable before the first change and goes after the last; `config.json` is away in between, so that nobody loads a
 mixture. What is done is plan.py's decision.
+
+Others may change the files at any time. What they change before the marker is durable stops the change; what they
+change later is never recorded as verified.
 """
 
 from __future__ import annotations
 
+import os
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from dcr_cli.checkpoint.checkpoint import Shard
-from dcr_cli.checkpoint.digest import DIGEST_BYTES
-from dcr_cli.checkpoint.folder import Files
+from dcr_cli.checkpoint.checkpoint import SHARD, FileDigest, Shard
+from dcr_cli.checkpoint.digest import DIGEST_BYTES, object_digest
+from dcr_cli.checkpoint.folder import Files, Identity, check_same, identity_of
 from dcr_cli.checkpoint.header import parse_header
 from dcr_cli.checkpoint.names import shown
-from dcr_cli.durable import File, NoRoomError
-from dcr_cli.errors import DamagedError
+from dcr_cli.durable import File, Folder, NoRoomError
+from dcr_cli.errors import ConflictError, DamagedError
 from dcr_cli.receiver.job import Job, Outcome, digest_tensors, whole_work
 from dcr_cli.receiver.journal import Chunk
 from dcr_cli.receiver.places import changed_paths, check_plan, folders_of, has_room
 from dcr_cli.receiver.plan import Action, Plan
 from dcr_cli.receiver.receiver import HELD, JOURNAL, STAGE, Batch, Marker, Receiver, tensors_of
-from dcr_cli.receiver.sidecars import NewFiles, final_files, identity_below, new_files, record_target
+from dcr_cli.receiver.sidecars import NewFiles, final_files, identities_now, identity_below, new_files, record_target
 from dcr_cli.receiver.staging import place_chunks, stage
 from dcr_cli.receiver.survey import Survey, judge
 
@@ -61,10 +65,9 @@ class Change:
         self._files: NewFiles = new_files(job, plan)
         self.changed_paths = [*changed_paths(plan), *self._files.paths[len(plan.written_files) :]]
         self.bytes_written = 0
-
-    @property
-    def is_nothing(self) -> bool:
-        return not self.changed_paths
+        # Files that this run made or, finishing, has read again, as they were then.
+        self._checked: dict[str, Identity] = {}
+        self._patched: set[str] = set()
 
     def carry_out(self, found: Survey, mode: str, commit: bytes) -> bool:
         """Bring the receiver from base to target. True if, once it was read, it turned out to be at the target already.
@@ -88,13 +91,20 @@ class Change:
             return True
         outcome.check_target()
         self._job.known = outcome.base_sums
+        self._check_base_files()
         self._mark(mode, commit)
+        try:
+            self._check_base_files()
+        except ConflictError:
+            # Nothing is changed yet.
+            self._receiver.remove_marker()
+            raise
         self._hold_config()
         if chunks is not None:
             self._commit(Batch(0, everything, chunks, is_done=False))
         else:
             self._in_turn(everything, 0)
-        self._end()
+        self._end(self._job.identities)
         return False
 
     def finish(self) -> None:
@@ -107,7 +117,7 @@ class Change:
         for batch in batches:
             if not batch.is_done:
                 self._place(batch)
-                self._verify(batch)
+                self._verify(self._shards_of(batch.components))
                 self._receiver.end_batch(batch.number)
         done = {number for batch in batches for number in batch.components}
         self._tidy()
@@ -115,7 +125,10 @@ class Change:
         self._hold_config()
         pending = tuple(number for number in range(len(self._plan.components)) if number not in done)
         self._in_turn(pending, max((batch.number for batch in batches), default=-1) + 1)
-        self._end()
+        # Whoever was stopped has not said which files it had checked, and time has passed.
+        shards = range(len(self._plan.shards))
+        self._verify([number for number in shards if self._plan.shards[number].path not in self._checked])
+        self._end(None)
 
     # Preparing
 
@@ -133,6 +146,8 @@ class Change:
     def _take_mode(self, name: str, path: str) -> None:
         """Give a staged file mode and owner of the file that it will replace; a link has none to give."""
         status = self._root.status(path)
+        if path == CONFIG:
+            status = self._home.status(_HELD_CONFIG) or status
         if status is not None and not stat.S_ISLNK(status.st_mode):
             self._home.take_mode(name, status)
 
@@ -164,6 +179,11 @@ class Change:
         self._home.sync(JOURNAL)
         return staged
 
+    def _check_base_files(self) -> None:
+        """Raise ConflictError unless the base's files are still those that were read."""
+        before = self._job.identities
+        check_same(self._root.path, before, identities_now(self._root, before))
+
     def _mark(self, mode: str, commit: bytes) -> None:
         assert self._job.known is not None
         digests = self._job.known.astype("<u4").view("u1").reshape(-1, DIGEST_BYTES)
@@ -187,7 +207,7 @@ class Change:
             return
         if self._home.make_folder(HELD, 0o700, exist_ok=True):
             self._home.sync()
-        self._root.rename(CONFIG, self._home, _HELD_CONFIG)
+        self._move(self._root, CONFIG, self._home, _HELD_CONFIG)
         self._home.sync(HELD)
         self._root.sync()
 
@@ -229,7 +249,7 @@ class Change:
             # A staged file that is gone has its name already.
             if shard.action is Action.REWRITE and self._home.status(_staged(number)) is not None:
                 self._root.make_parents(shard.path)
-                self._home.rename(_staged(number), self._root, shard.path)
+                self._move(self._home, _staged(number), self._root, shard.path)
                 renamed.append(shard.path)
         for folder in folders_of(renamed):
             self._root.sync(folder)
@@ -238,11 +258,37 @@ class Change:
         if batch.chunks:
             with self._home.open_file(_bits(batch.number)) as journal:
                 self.bytes_written += place_chunks(journal, batch.chunks, self._open_shard, self._job.target.jobs)
+            for path in {self._plan.shards[chunk.file].path for chunk in batch.chunks}:
+                self._checked[path] = identity_below(self._root, path)
         removed = [path for number in batch.components for path in self._plan.components[number].removed]
         self._remove(removed)
 
     def _open_shard(self, number: int) -> File:
-        return self._root.open_file(self._plan.shards[number].path)
+        """Open a shard to patch it, if it is still what was read, and has no other name that would change too."""
+        path = self._plan.shards[number].path
+        file = self._root.open_file(path)
+        try:
+            status = os.fstat(file.fd)
+            if status.st_nlink != 1:
+                facts = "has got another name, whose bytes would change too"
+                raise ConflictError(str(file.path), facts, hint="remove the other name and run the same command again")
+            if path not in self._patched:
+                check_same(self._root.path, {path: self._job.identities[path]}, {path: identity_of(status)})
+                self._patched.add(path)
+        except BaseException:
+            file.close()
+            raise
+        return file
+
+    def _move(self, source: Folder, name: str, to: Folder, new_name: str) -> None:
+        """Rename a file, which changes its ctime, and see that nothing else about it changes; note what it is then."""
+        before = source.status(name)
+        source.rename(name, to, new_name)
+        after = to.status(new_name)
+        if before is None or after is None or _written(before) != _written(after):
+            raise ConflictError(str(to.path / new_name), "was changed by another process while it got its name")
+        if to is self._root:
+            self._checked[new_name] = identity_below(to, new_name)
 
     def _remove(self, paths: Sequence[str]) -> None:
         gone = [path for path in paths if self._root.status(path) is not None]
@@ -251,8 +297,11 @@ class Change:
         for folder in folders_of(gone):
             self._root.sync(folder)
 
-    def _end(self) -> None:
-        """Do what is left when all shards are the target's, the config last, and say so."""
+    def _end(self, known: Mapping[str, Identity] | None) -> None:
+        """Do what is left when all shards are the target's, the config last, and say so.
+
+        Files that stay must still be those that are `known`; without, they are read again.
+        """
         config = None
         placed = []
         for number, path in enumerate(self._files.paths):
@@ -260,7 +309,7 @@ class Change:
                 config = _staged_file(number)
                 continue
             self._root.make_parents(path)
-            self._home.rename(_staged_file(number), self._root, path)
+            self._move(self._home, _staged_file(number), self._root, path)
             placed.append(path)
         for folder in folders_of(placed):
             self._root.sync(folder)
@@ -269,10 +318,20 @@ class Change:
         if config is None and CONFIG not in self._plan.removed_files and self._home.status(_HELD_CONFIG) is not None:
             config = _HELD_CONFIG
         if config is not None:
-            self._home.rename(config, self._root, CONFIG)
+            self._move(self._home, config, self._root, CONFIG)
             self._root.sync()
             self._home.sync(config.rpartition("/")[0])
-        record_target(self._receiver, self._job, final_files(self._job, self._plan, self._files))
+        files = final_files(self._job, self._plan, self._files)
+        if known is None:
+            if config == _HELD_CONFIG:
+                # It came from where it had been put, perhaps long ago.
+                del self._checked[CONFIG]
+            self._verify_sidecars(files)
+        expected = {file.path: self._checked.get(file.path) or (known or {})[file.path] for file in files}
+        if known is not None and config == _HELD_CONFIG:
+            expected[CONFIG] = known[CONFIG]._replace(ctime_ns=expected[CONFIG].ctime_ns)
+        check_same(self._root.path, expected, identities_now(self._root, expected))
+        record_target(self._receiver, self._job, files, expected)
         self._receiver.remove_marker()
 
     def _remove_empty_folders(self) -> None:
@@ -286,10 +345,10 @@ class Change:
 
     # Finishing
 
-    def _verify(self, batch: Batch) -> None:
-        """Read what a batch that was stopped has left, and refuse what is not the target's."""
+    def _verify(self, numbers: Sequence[int]) -> None:
+        """Read shards, given by number, and refuse what is not the target's."""
         shards = []
-        for number in self._shards_of(batch.components):
+        for number in numbers:
             new = self._plan.shards[number]
             shards.append(Shard(new.path, parse_header(new.header, new.size, new.path), new.size))
         identities = {shard.path: identity_below(self._root, shard.path) for shard in shards}
@@ -309,6 +368,21 @@ class Change:
             if (target.sums[number_of[tensor.name]] != found).any():
                 what = f"{self._root.path / shards[tensor.shard].path}: tensor {shown(tensor.name)}"
                 raise DamagedError(what, "is not what it was to become", hint=_REPAIR)
+        self._checked |= identities
+
+    def _verify_sidecars(self, files: Sequence[FileDigest]) -> None:
+        """Read what lies beside the shards and was not made by this run, and refuse what is not as it was."""
+        identities = {
+            file.path: identity_below(self._root, file.path)
+            for file in files
+            if file.kind != SHARD and file.path not in self._checked
+        }
+        with Files(self._root.path, identities) as reader:
+            for file in files:
+                if file.path in identities and object_digest(reader.read_file(file.path)) != file.blake3:
+                    what = str(self._root.path / file.path)
+                    raise ConflictError(what, "was changed since the change began", hint="put it back as it was")
+        self._checked |= identities
 
     def _tidy(self) -> None:
         """Remove what was staged and never committed, and journals that are not needed any more."""
@@ -320,6 +394,11 @@ class Change:
 
     def _shards_of(self, components: Iterable[int]) -> list[int]:
         return [number for component in components for number in self._plan.components[component].shards]
+
+
+def _written(status: os.stat_result) -> tuple[int, int]:
+    """What changes when a file is written to, and not when it is renamed."""
+    return status.st_size, status.st_mtime_ns
 
 
 def _staged(number: int) -> str:

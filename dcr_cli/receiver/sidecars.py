@@ -6,7 +6,8 @@ Shards are staging.py's matter.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from dcr_cli.checkpoint.checkpoint import SHARD, SIDECAR, WEIGHT_MAP, FileDigest
@@ -20,6 +21,8 @@ from dcr_cli.receiver.plan import Plan
 from dcr_cli.receiver.receiver import Receiver
 from dcr_cli.receiver.record import TensorRecord, write_record
 from dcr_cli.receiver.reshard import rewrite_weight_map
+
+_REPAIR = "start again from a full copy of the target"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,12 @@ def new_files(job: Job, plan: Plan) -> NewFiles:
     grown = sum(place.size for shard in plan.shards for place in shard.places)
     grown -= sum(tensor.bytes for tensor in job.tensors)
     text = job.read_file(own_map)
+    if object_digest(text) != next(file.blake3 for file in job.base.files if file.path == own_map):
+        # A change that was stopped has written it already; what it has grown by is in it.
+        if rewrite_weight_map(text, shard_of, 0, own_map) is not None:
+            facts = "is neither what it was nor what it was to become"
+            raise DamagedError(str(job.root / own_map), facts, hint=_REPAIR)
+        return NewFiles(plan.written_files, (own_map, text), is_map_new=False)
     rewritten = rewrite_weight_map(text, shard_of, grown, own_map)
     return NewFiles(plan.written_files, (own_map, rewritten or text), is_map_new=rewritten is not None)
 
@@ -75,18 +84,30 @@ def final_files(job: Job, plan: Plan, files: NewFiles) -> list[FileDigest]:
     return sorted(final.values(), key=lambda file: file.path)
 
 
-def record_target(receiver: Receiver, job: Job, files: Sequence[FileDigest]) -> None:
-    """Write the record of a receiver that is at the target now and has these files."""
+def record_target(
+    receiver: Receiver, job: Job, files: Sequence[FileDigest], identities: Mapping[str, Identity] | None = None
+) -> None:
+    """Write the record of a receiver that is at the target now and has these files, with the identities they had when
+    they were checked; without, those they have now."""
     target = job.target
     write_record(
         receiver.home,
         target.delta.commit.target.content,
         [TensorRecord(row.name, row.dtype, row.shape, d) for row, d in zip(target.rows, target.digests, strict=True)],
         files,
-        {file.path: identity_below(receiver.root, file.path) for file in files},
+        identities or {file.path: identity_below(receiver.root, file.path) for file in files},
         target.delta.manifest.skipped,
     )
     receiver.has_record = True
+
+
+def identities_now(root: Folder, paths: Iterable[str]) -> dict[str, Identity]:
+    """The identities of those files that are there."""
+    found = {}
+    for path in paths:
+        with suppress(OSError):
+            found[path] = identity_of(os.stat(path, dir_fd=root.fd))
+    return found
 
 
 def identity_below(root: Folder, path: str) -> Identity:
