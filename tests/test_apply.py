@@ -220,7 +220,7 @@ class TestOwnShards:
 
     @pytest.fixture
     def receiver(self, rich_pair: tuple[Path, Path, Path], tmp_path: Path) -> Path:
-        sidecars = {"config.json": b'{"of": "mine"}', "mine.txt": b"mine"}
+        sidecars = {"config.json": b'{"of": "mine"}', "mine.txt": b"mine", "kept/merges.txt": b"m"}
         root = write_checkpoint(tmp_path / "own", rich_tensors()[0], shards=4, sidecars=sidecars, metadata={"by": "me"})
         index = json.loads((root / INDEX).read_text())
         index["unknown"] = ["kept"]
@@ -259,12 +259,23 @@ class TestOwnShards:
         _, target, delta = rich_pair
         result = apply(delta, receiver)
         found, expected = tree(receiver), tree(target)
-        # What the delta carries, it has; what is only its own stays; what it never had cannot be had.
+        # What the delta carries, it has; what is only its own stays.
         assert found["config.json"] == expected["config.json"]
         assert found["vocab.txt"] == expected["vocab.txt"]
         assert found["mine.txt"] == b"mine"
         assert result.foreign == ("mine.txt",)
-        assert result.differing == ("kept/merges.txt",)
+
+    @pytest.mark.parametrize("found", [None, b"other"])
+    def test_a_file_that_the_delta_does_not_carry_has_to_be_there(
+        self, rich_pair: tuple[Path, Path, Path], receiver: Path, found: bytes | None
+    ) -> None:
+        (receiver / "kept/merges.txt").unlink()
+        if found is not None:
+            (receiver / "kept/merges.txt").write_bytes(found)
+        before, names = tree(receiver), names_below(receiver)
+        with pytest.raises(WrongBaseError, match=r"kept/merges\.txt"):
+            apply(rich_pair[2], receiver)
+        check_untouched(receiver, before, names)
 
     def test_its_weight_map(self, rich_pair: tuple[Path, Path, Path], receiver: Path) -> None:
         apply(rich_pair[2], receiver)
@@ -275,8 +286,9 @@ class TestOwnShards:
         assert index["weight_map"].keys() == target.keys()
 
     def test_texts_that_need_not_change_do_not(self, tiny: tuple[Path, Path, Path], tmp_path: Path) -> None:
-        _base, _, delta = tiny
-        own = write_checkpoint(tmp_path / "own", tiny_tensors()[0], shards=3)
+        base, _, delta = tiny
+        sidecars = {"config.json": (base / "config.json").read_bytes()}
+        own = write_checkpoint(tmp_path / "own", tiny_tensors()[0], shards=3, sidecars=sidecars)
         before = open_checkpoint(own)
         index = (own / INDEX).read_bytes()
         apply(delta, own)

@@ -244,7 +244,9 @@ def test_a_stopped_apply(root: Path) -> None:
     shutil.copy(root / FIRST, root / SECOND)
     error = refusal(root, IncompleteError)
     assert error.exit_code == 4
-    assert "same dcr apply" in str(error.hint)
+    assert str(error.hint) == f"dcr apply DELTA {root} finishes it"
+    (root / IN_PROGRESS).write_text('{"delta": "the/delta"}')
+    assert str(refusal(root, IncompleteError).hint) == f"dcr apply the/delta {root} finishes it"
     assert "tensor a is in it and in" in str(refusal(root, DamagedError, allow_incomplete=True))
     assert not is_incomplete(root / "none")
     assert not is_incomplete(root / FIRST)

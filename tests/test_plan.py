@@ -193,10 +193,11 @@ class TestFiles:
         assert plan.is_exact
 
     def test_own_files_stay(self) -> None:
-        plan = plan_of(self.base, [row("a")], None, (*self.rows, file_row("other.txt", b"x", carried=False)))
+        plan = plan_of(self.base, [row("a")], None, self.rows)
         assert [file.path for file in plan.written_files] == ["new.txt"]
         assert plan.removed_files == ()
-        assert plan.differing == ("other.txt",)
+        with pytest.raises(WrongBaseError, match=r"other\.txt"):
+            plan_of(self.base, [row("a")], None, (*self.rows, file_row("other.txt", b"x", carried=False)))
 
     def test_what_is_there_already_is_not_written(self) -> None:
         rows = (file_row("kept.txt", b"k"), file_row("old.txt", b"o"))

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from dcr_cli.checkpoint.digest import ObjectHasher, object_digest
 from dcr_cli.checkpoint.folder import Files, Identity, check_same, is_skipped, pattern_of, scan, skip_hint
 from dcr_cli.checkpoint.header import DTYPES, MAX_HEADER_BYTES, Dtype, Header, bytes_view, file_kind, read_header
+from dcr_cli.checkpoint.json_text import strict_json
 from dcr_cli.checkpoint.names import path_fault, shown
 from dcr_cli.checkpoint.weight_map import (
     SUFFIX,
@@ -151,6 +152,15 @@ def is_incomplete(root: str | os.PathLike[str]) -> bool:
     return True
 
 
+def _stopped_apply(folder: Path) -> str:
+    """The command that finishes what was stopped, as the marker tells it; a marker may be anything."""
+    try:
+        delta = strict_json((folder / IN_PROGRESS).read_bytes()[:65536], "marker")["delta"]
+    except (OSError, DamagedError, TypeError, KeyError):
+        delta = "DELTA"
+    return f"dcr apply {delta} {folder}"
+
+
 def open_checkpoint(
     root: str | os.PathLike[str],
     *,
@@ -172,7 +182,7 @@ def open_checkpoint(
     _check_folder(folder, what)
     if not allow_incomplete and is_incomplete(folder):
         raise IncompleteError(
-            str(folder), "an apply to it was stopped", hint="run the same dcr apply again: it finishes it"
+            str(folder), "incomplete: an apply to it was stopped", hint=f"{_stopped_apply(folder)} finishes it"
         )
     identities = scan(folder, skip=skip, must_be_files=(".safetensors", SUFFIX))
     map_path = _find_weight_map(folder, identities)

@@ -84,9 +84,10 @@ def _check_folder(root: Path) -> None:
     if MANIFEST_NAME in names or DIGESTS_NAME in names or PAYLOADS_NAME in names:
         facts = f"has no {COMMIT_NAME}: the delta in it is incomplete"
         raise DamagedError(str(root), facts, hint="run the dcr diff that writes it again")
-    raise NotFoundError(
-        str(root), f"holds no delta: it has no {COMMIT_NAME}", hint="dcr diff BASE TARGET -o DELTA makes one"
-    )
+    facts, hint = f"holds no delta: it has no {COMMIT_NAME}", "dcr diff BASE TARGET -o DELTA makes one"
+    if any(name.endswith(".safetensors") for name in names):
+        facts, hint = f"{facts}; it is a checkpoint", "the delta comes first: dcr apply DELTA CHECKPOINT"
+    raise NotFoundError(str(root), facts, hint=hint)
 
 
 def _read(root: Path, name: str, limit: int) -> bytes:

@@ -15,8 +15,8 @@ class ApplyResult:
 
     `already`: it was at the target, nothing was written. `recovered`: a change that had been stopped was finished.
     `exact`: its files are the target's byte for byte; else it keeps its own shards. `foreign` files are no part of the
-    checkpoint and were left; `differing` ones are, but are not the target's, and the delta does not carry them.
-    `previous` is the folder that a link pointed at before, if it is still there.
+    checkpoint and were left. `previous` is the folder that a link pointed at before, if it is still there.
+    `not_carried` are files of such a folder that could not be carried over, so that it was not removed.
     """
 
     checkpoint: str
@@ -35,8 +35,8 @@ class ApplyResult:
     bytes_written: int
     room_bytes: int
     foreign: tuple[str, ...]
-    differing: tuple[str, ...]
     previous: str | None
+    not_carried: tuple[str, ...] = ()
 
 
 def nothing_done(
@@ -61,7 +61,6 @@ def nothing_done(
         bytes_written=0,
         room_bytes=0,
         foreign=foreign,
-        differing=(),
         previous=None,
     )
 
@@ -99,6 +98,5 @@ def done(
         bytes_written=bytes_written,
         room_bytes=room_at_once(plan),
         foreign=foreign,
-        differing=plan.differing,
         previous=previous,
     )

@@ -80,14 +80,13 @@ class Component:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is to be done. `differing` are files that the target has otherwise and the delta does not carry."""
+    """What is to be done."""
 
     is_exact: bool
     shards: tuple[NewShard, ...]
     components: tuple[Component, ...]
     written_files: tuple[FileRow, ...]
     removed_files: tuple[str, ...]
-    differing: tuple[str, ...]
 
     @property
     def written_file_bytes(self) -> int:
@@ -155,8 +154,8 @@ def make_plan(
         )
         for path, raw, places in layout
     )
-    written, removed, differing = _plan_files(base, manifest, is_exact=target_header is not None)
-    return Plan(target_header is not None, shards, _components(base, shards, rows), written, removed, differing)
+    written, removed = _plan_files(base, manifest, is_exact=target_header is not None)
+    return Plan(target_header is not None, shards, _components(base, shards, rows), written, removed)
 
 
 def room_at_once(plan: Plan) -> int:
@@ -280,16 +279,20 @@ def _journal_bytes(row: TensorRow, size: int) -> int:
 
 def _plan_files(
     base: Base, manifest: Manifest, *, is_exact: bool
-) -> tuple[tuple[FileRow, ...], tuple[str, ...], tuple[str, ...]]:
-    """Say which sidecars are written, which are removed, and which ought to be others but cannot be had."""
+) -> tuple[tuple[FileRow, ...], tuple[str, ...]]:
+    """Say which sidecars are written and which are removed; those that cannot be had make another base."""
     held = {file.path: (file.blake3, file.size) for file in base.files if file.kind != SHARD}
     rows = [row for row in manifest.files if row.kind == SIDECAR or (is_exact and row.kind != SHARD)]
     others = [row for row in rows if held.get(row.path) != (row.blake3, row.size)]
     written = tuple(row for row in others if row.runs)
-    differing = tuple(row.path for row in others if not row.runs)
-    if is_exact and differing:
-        raise DamagedError("manifest", f"says that {shown(differing[0])} is the base's, but it is not")
+    lacking = [row.path for row in others if not row.runs]
+    if is_exact and lacking:
+        raise DamagedError("manifest", f"says that {shown(lacking[0])} is the base's, but it is not")
+    if lacking:
+        facts = "is another than the base's" if lacking[0] in held else "is in the base, but not here"
+        hint = "put the base's file there; the delta does not carry it, since it did not change"
+        raise WrongBaseError(f"file {shown(lacking[0])}", facts, hint=hint)
     # A receiver with shards of its own may have files of its own too; the base's files are not known there.
     kept = {row.path for row in rows}
     removed = tuple(path for path in held if path not in kept) if is_exact else ()
-    return written, removed, differing
+    return written, removed

@@ -181,13 +181,11 @@ def _apply_facts(result: ApplyResult) -> Iterator[tuple[str, str]]:
         yield "note", "it holds the target's tensors and files in shards of its own"
     if result.foreign:
         yield "left alone", f"{amount(len(result.foreign), 'file')} that dcr does not know: {names(result.foreign)}"
-    if result.differing:
-        yield (
-            "differing",
-            f"{amount(len(result.differing), 'file')} that the delta does not carry: {names(result.differing)}",
-        )
     if result.previous is not None:
         yield "previous", names([result.previous])
+    if result.not_carried:
+        what = f"{amount(len(result.not_carried), 'file')} that could not be carried over"
+        yield "kept", f"{what}, with their folders: {names(result.not_carried)}"
 
 
 def verify_lines(result: VerifyResult) -> Iterator[Line]:
