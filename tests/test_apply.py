@@ -287,7 +287,7 @@ class TestOwnShards:
 
     def test_texts_that_need_not_change_do_not(self, tiny: tuple[Path, Path, Path], tmp_path: Path) -> None:
         base, _, delta = tiny
-        sidecars = {"config.json": (base / "config.json").read_bytes()}
+        sidecars = {name: (base / name).read_bytes() for name in ("config.json", "tokenizer/vocab.txt")}
         own = write_checkpoint(tmp_path / "own", tiny_tensors()[0], shards=3, sidecars=sidecars)
         before = open_checkpoint(own)
         index = (own / INDEX).read_bytes()
