@@ -20,8 +20,9 @@ from dcr_cli.receiver.change import Change
 from dcr_cli.receiver.job import Job, Progress, Target, sums_of, whole_work
 from dcr_cli.receiver.places import changed_paths, check_plan
 from dcr_cli.receiver.receiver import Marker, Receiver
+from dcr_cli.receiver.record import renew_record
 from dcr_cli.receiver.sidecars import identities_now
-from dcr_cli.receiver.survey import is_there_already, judge, look_at, open_root
+from dcr_cli.receiver.survey import Survey, is_there_already, judge, look_at, open_root
 from dcr_cli.work import default_jobs
 
 __all__ = ["MODES", "ApplyResult", "apply"]
@@ -75,10 +76,12 @@ def _change(receiver: Receiver, target: Target, mode: str, skip: Sequence[str]) 
     root = receiver.root
     found, job = look_at(root, target, skip)
     if is_there_already(found, job):
+        _renew_record(receiver, found, job)
         return nothing_done(str(root.path), mode, job, exact=not found.is_base, foreign=found.foreign, dry_run=False)
     plan = job.plan(is_exact=found.is_base, in_place=mode == IN_PLACE)
     change = Change(receiver, job, plan)
     if change.carry_out(found, mode, target.delta.commit_blake3):
+        _renew_record(receiver, found, job)
         return nothing_done(str(root.path), mode, job, exact=plan.is_exact, foreign=found.foreign, dry_run=False)
     return done(
         str(root.path),
@@ -89,6 +92,12 @@ def _change(receiver: Receiver, target: Target, mode: str, skip: Sequence[str]) 
         bytes_written=change.bytes_written,
         foreign=found.foreign,
     )
+
+
+def _renew_record(receiver: Receiver, found: Survey, job: Job) -> None:
+    """Let the next run trust a receiver at the target, whose record did not count, so that all of it was read."""
+    if found.known is None:
+        renew_record(receiver.home, job.target.delta.commit.target.content, found.base.files, job.identities)
 
 
 def _finish(receiver: Receiver, target: Target, marker: Marker) -> ApplyResult:

@@ -221,13 +221,45 @@ class TestRecord:
         apply(delta, receiver)
         assert self.read_bytes(receiver, delta, monkeypatch) > 4 * 64 * 64 * 2
 
-    def test_any_changed_file_ends_it(self, settled: Folders) -> None:
+    def test_a_run_that_reads_all_renews_it(self, tiny: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Once, and then there is nothing to write."""
+        receiver, _, delta = tiny
+        apply(delta, receiver)
+        settled = 300_000_000
+        monkeypatch.setattr("dcr_cli.receiver.record.SETTLE_NS", settled)
+        time.sleep(1.2 * settled / 1e9)
+        written: list[str] = []
+        with watching(lambda kind, path, other: written.extend([path] * (kind == "rename"))):
+            assert self.read_bytes(receiver, delta, monkeypatch) > 4 * 64 * 64 * 2
+            assert [os.path.basename(path) for path in written] == ["state.zst.new", "state.json.new"]
+            payload_bytes = sum(path.stat().st_size for path in delta.glob("payloads/*"))
+            assert self.read_bytes(receiver, delta, monkeypatch) <= 2 * payload_bytes
+        assert len(written) == 2
+
+    def test_files_beside_the_shards_may_be_new(self, tiny: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
+        """They are always read; `config.json` gets its name just before the record is written."""
+        receiver, _, delta = tiny
+        settled = 300_000_000
+        monkeypatch.setattr("dcr_cli.receiver.record.SETTLE_NS", settled)
+
+        def wait(kind: str, path: str, other: str) -> None:
+            if kind == "rename" and path.endswith("000000.commit"):
+                time.sleep(1.2 * settled / 1e9)
+
+        with watching(wait):
+            apply(delta, receiver)
+        record = _record_of(receiver)
+        assert record is not None
+        assert record.is_current(open_checkpoint(receiver).identities)
+        assert self.read_bytes(receiver, delta, monkeypatch) < 4 * 64 * 64 * 2
+
+    def test_any_changed_shard_ends_it(self, settled: Folders) -> None:
         receiver, _, _ = settled
         record = _record_of(receiver)
         assert record is not None
         identities = open_checkpoint(receiver).identities
         assert record.is_current(identities)
-        for path in tree(receiver):
+        for path in [path for path in tree(receiver) if path.endswith(".safetensors")]:
             before = (receiver / path).stat()
             os.utime(receiver / path, ns=(before.st_atime_ns, before.st_mtime_ns))
             changed = open_checkpoint(receiver).identities[path]

@@ -1,19 +1,20 @@
 """The record that a receiver keeps of the state it was brought to (FORMAT 12): what it should hold, and by which files.
 
-It is a note for speed and for `verify`, never trusted over the bytes: it counts only while every file is the one it
-was.
+It is a note for speed and for `verify`, never trusted over the bytes: it counts only while every shard is the one it
+was. Files beside the shards are always read.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from dcr_cli.checkpoint.checkpoint import STATE_FOLDER, FileDigest
+from dcr_cli.checkpoint.checkpoint import SHARD, STATE_FOLDER, FileDigest
 from dcr_cli.checkpoint.digest import (
     BLAKE3_BYTES,
     DIGEST_BYTES,
@@ -36,7 +37,7 @@ from dcr_cli.delta.document import (
     take_column,
 )
 from dcr_cli.durable import Folder
-from dcr_cli.errors import DcrError
+from dcr_cli.errors import DcrError, LocalError
 
 RECORD_FORMAT = 1
 STATE_NAME = "state.json"
@@ -66,10 +67,11 @@ class Record:
     time_ns: int
 
     def is_current(self, identities: Mapping[str, Identity]) -> bool:
-        """Whether the recorded files are among these, each surely unchanged since."""
+        """Whether the recorded shards are among these, each surely unchanged since."""
+        shards = {file.path: self.identities[file.path] for file in self.files if file.kind == SHARD}
         return all(
             identities.get(path) == known and known.ctime_ns + SETTLE_NS <= self.time_ns
-            for path, known in self.identities.items()
+            for path, known in shards.items()
         )
 
 
@@ -97,6 +99,20 @@ def write_record(
         "time_ns": status.st_mtime_ns,
     }
     home.replace_file(STATE_NAME, json.dumps(document, ensure_ascii=False).encode() + b"\n")
+
+
+def renew_record(home: Folder, content: bytes, files: Sequence[FileDigest], identities: Mapping[str, Identity]) -> None:
+    """Write the record anew after all it tells of was read again: `content`, and `files`, which may be more of them.
+
+    Without a record of just that, nothing is written.
+    """
+    record = read_record(home)
+    if record is None or record.state.content != content or not set(record.files) <= set(files):
+        return
+    now = {file.path: identities[file.path] for file in record.files}
+    # A record that cannot be written is a loss of time alone; the one before is still there.
+    with suppress(LocalError):
+        write_record(home, content, record.tensors, record.files, now, record.skipped)
 
 
 def read_record(home: Folder) -> Record | None:
