@@ -299,7 +299,13 @@ class Folder:
             return False
         _step("mkdir", self.path / name)
         with translating(self.path / name, "cannot be created"), self._parent(name) as (fd, last):
-            os.mkdir(last, mode, dir_fd=fd)
+            try:
+                os.mkdir(last, mode, dir_fd=fd)
+            except FileExistsError:
+                if not exist_ok:
+                    raise
+                # Another process was faster.
+                return self.make_folder(name, mode, exist_ok=True)
         return True
 
     def make_parents(self, name: str) -> None:
@@ -319,11 +325,15 @@ class Folder:
         with translating(self.path / name, "cannot be removed"), self._parent(name) as (fd, last):
             os.unlink(last, dir_fd=fd)
 
-    def remove_folder(self, name: str) -> None:
-        """Remove an empty folder."""
+    def remove_folder(self, name: str, *, used_ok: bool = False) -> None:
+        """Remove an empty folder; with `used_ok`, one that is not empty, or is gone, is let be."""
         _step("rmdir", self.path / name)
         with translating(self.path / name, "cannot be removed"), self._parent(name) as (fd, last):
-            os.rmdir(last, dir_fd=fd)
+            try:
+                os.rmdir(last, dir_fd=fd)
+            except OSError as error:
+                if not (used_ok and error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT)):
+                    raise
 
     def is_empty(self, name: str) -> bool:
         """Whether nothing is in the folder `name`."""

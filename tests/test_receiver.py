@@ -171,6 +171,40 @@ class TestLock:
                         lock(home, "lock")
 
 
+class TestTwoStart:
+    """Another process makes or removes the state folder at the worst time: that is no error."""
+
+    def at(self, step: tuple[str, str], act: Callable[[], object]) -> Callable[[str, str, str], None]:
+        todo = [act]
+
+        def hook(kind: str, path: str, other: str) -> None:
+            if kind == step[0] and path.endswith(step[1]) and todo:
+                todo.pop()()
+
+        return hook
+
+    def test_it_is_made_by_another(self, tiny: Folders) -> None:
+        receiver, target, delta = tiny
+        with watching(self.at(("mkdir", "/.dcr"), lambda: (receiver / ".dcr").mkdir())):
+            apply(delta, receiver)
+        assert tree(receiver) == tree(target)
+
+    def test_it_is_removed_by_another(self, tiny: Folders) -> None:
+        receiver, target, delta = tiny
+        with watching(self.at(("create", "/.dcr/lock"), lambda: (receiver / ".dcr").rmdir())):
+            apply(delta, receiver)
+        assert tree(receiver) == tree(target)
+
+    def test_it_is_used_by_another(self, tiny: Folders) -> None:
+        receiver, target, delta = tiny
+        fresh_copy(target, receiver)
+        with watching(self.at(("rmdir", "/.dcr"), lambda: (receiver / ".dcr/lock").touch())):
+            assert apply(delta, receiver).already
+        shutil.rmtree(receiver / ".dcr")
+        with watching(self.at(("rmdir", "/.dcr"), lambda: shutil.rmtree(receiver / ".dcr"))):
+            assert apply(delta, receiver).already
+
+
 class TestRecord:
     @pytest.fixture
     def settled(self, tiny: Folders, monkeypatch: pytest.MonkeyPatch) -> Folders:

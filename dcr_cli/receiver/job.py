@@ -175,10 +175,6 @@ class Outcome:
         """The digests of all base tensors, for a pass over the whole base."""
         return self._base
 
-    def content(self) -> bytes:
-        """The content digest of the base, for a pass over the whole base."""
-        return content_of(self._job.tensors, self._base)
-
     def check_base(self, expected: Sums) -> None:
         """Raise ConflictError unless the base tensors that were read have the digests they had."""
         wrong = (self._base[self._read] != expected[self._read]).any(axis=1)
@@ -208,10 +204,6 @@ class Outcome:
             number = int(np.argmax(wrong))
             facts = f"would not become what the manifest says: {_expected(job.target.sums[number], found[number])}"
             raise DamagedError(f"tensor {shown(rows[number].name)}", facts)
-
-    def wrong_base(self) -> WrongBaseError:
-        """Say how the base differs from what the delta starts from, for a pass over the whole base."""
-        return wrong_base(self._job, self._base)
 
 
 def wrong_base(job: Job, sums: Sums) -> WrongBaseError:

@@ -1,6 +1,6 @@
 """Decides what becomes of a receiver's shards and files; pure functions from what is there to a plan.
 
-apply.py carries a plan out. Whether the receiver's bits are the base's, nothing here can know.
+change.py and fresh.py carry a plan out. Whether the receiver's bits are the base's, nothing here can know.
 """
 
 from __future__ import annotations
@@ -277,9 +277,7 @@ def _journal_bytes(row: TensorRow, size: int) -> int:
     return taken + (blocks + size // _BLOCK_BYTES + 1) * _ENTRY_BYTES
 
 
-def _plan_files(
-    base: Base, manifest: Manifest, *, is_exact: bool
-) -> tuple[tuple[FileRow, ...], tuple[str, ...]]:
+def _plan_files(base: Base, manifest: Manifest, *, is_exact: bool) -> tuple[tuple[FileRow, ...], tuple[str, ...]]:
     """Say which sidecars are written and which are removed; those that cannot be had make another base."""
     held = {file.path: (file.blake3, file.size) for file in base.files if file.kind != SHARD}
     rows = [row for row in manifest.files if row.kind == SIDECAR or (is_exact and row.kind != SHARD)]

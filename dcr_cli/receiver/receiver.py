@@ -1,12 +1,13 @@
 """A receiver's own folder `.dcr/` (FORMAT 12): its lock, the marker of a change in progress, and what finishing it
 needs.
 
-What a change is, and whether it can be finished, is apply.py's business.
+What a change is, and whether it can be finished, is change.py's business; fresh.py builds new folders.
 """
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from dcr_cli.checkpoint.checkpoint import IN_PROGRESS, STATE_FOLDER, FileDigest,
 from dcr_cli.checkpoint.digest import DIGEST_BYTES, State, blake3_text, object_digest, parse_blake3
 from dcr_cli.checkpoint.header import DTYPES, parse_header, strict_json
 from dcr_cli.durable import Folder
-from dcr_cli.errors import DamagedError, DcrError, UnsupportedError
+from dcr_cli.errors import DamagedError, DcrError, LocalError, UnsupportedError
 from dcr_cli.receiver.journal import Chunk
 from dcr_cli.receiver.locking import Lock, lock
 from dcr_cli.receiver.plan import Base
@@ -69,15 +70,30 @@ class Receiver:
 
     def __init__(self, root: Folder) -> None:
         self.root = root
-        self.was_made = root.make_folder(STATE_FOLDER, _PRIVATE, exist_ok=True)
-        self.home = root.open_folder(STATE_FOLDER)
-        try:
-            self._lock: Lock = lock(self.home, LOCK)
-        except BaseException:
-            self.home.close()
-            raise
+        while not self._open():
+            pass
         self.is_marked = False
         self.has_record = not self.was_made
+
+    def _open(self) -> bool:
+        """Make and lock the state folder; False if another process, which had nothing to keep there, removed it."""
+        self.was_made = self.root.make_folder(STATE_FOLDER, _PRIVATE, exist_ok=True)
+        try:
+            self.home = self.root.open_folder(STATE_FOLDER)
+        except LocalError:
+            if self.root.status(STATE_FOLDER) is not None:
+                raise
+            return False
+        try:
+            self._lock: Lock = lock(self.home, LOCK)
+        except BaseException as error:
+            status, own = self.root.status(STATE_FOLDER), os.fstat(self.home.fd)
+            self.home.close()
+            is_there = status is not None and (status.st_dev, status.st_ino) == (own.st_dev, own.st_ino)
+            if is_there or not isinstance(error, LocalError):
+                raise
+            return False
+        return True
 
     def __enter__(self) -> Self:
         return self
@@ -92,7 +108,8 @@ class Receiver:
                 self.clear()
                 if not self.has_record:
                     self.home.remove(LOCK)
-                    self.root.remove_folder(STATE_FOLDER)
+                    # Another process may be about to lock it.
+                    self.root.remove_folder(STATE_FOLDER, used_ok=True)
 
     # The marker
 
