@@ -27,6 +27,7 @@ hooks: list[Callable[[str, str, str], None]] = []
 
 NEW_FILE_MODE = 0o644
 PRIVATE_FILE_MODE = 0o600
+PRIVATE_FOLDER_MODE = 0o700
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _FILE_FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
 _COPY_BYTES = 1 << 20
@@ -245,22 +246,35 @@ class Folder:
         self.rename(new, self, name)
         self.sync(name.rpartition("/")[0])
 
-    def take_mode(self, name: str, status: os.stat_result) -> None:
+    def take_mode(self, name: str, status: os.stat_result, *, with_owner: bool = True) -> None:
         """Give a file mode and owner of another one, durably; LocalError if this process may not."""
         with translating(self.path / name, f"cannot be given owner {status.st_uid}:{status.st_gid} and mode"):
             file = File(self._open(name, os.O_RDONLY), self.path / name)
             with file:
-                own = os.fstat(file.fd)
-                is_owner_new = (own.st_uid, own.st_gid) != (status.st_uid, status.st_gid)
-                is_mode_new = stat.S_IMODE(own.st_mode) != stat.S_IMODE(status.st_mode)
-                if is_owner_new:
-                    _step("chown", file.path)
-                    os.fchown(file.fd, status.st_uid, status.st_gid)
-                if is_mode_new:
-                    _step("chmod", file.path)
-                    os.fchmod(file.fd, stat.S_IMODE(status.st_mode))
-                if is_owner_new or is_mode_new:
+                if _give_mode(file.fd, file.path, status, with_owner=with_owner):
                     file.sync()
+
+    def take_folder_mode(self, name: str, status: os.stat_result, *, with_owner: bool = True) -> None:
+        """Give the folder `name` below this one, or this one itself, mode and owner of another, durably."""
+        path = self.path / name if name else self.path
+        with (
+            translating(path, f"cannot be given owner {status.st_uid}:{status.st_gid} and mode"),
+            self.open_folder(name) if name else _borrowed(self) as folder,
+        ):
+            if _give_mode(folder.fd, path, status, with_owner=with_owner):
+                folder.sync()
+
+    def make_private(self) -> None:
+        """Let nobody but its owner use the folder, and the owner change what is in it."""
+        if stat.S_IMODE(os.fstat(self.fd).st_mode) & 0o777 != PRIVATE_FOLDER_MODE:
+            _step("chmod", self.path)
+            with translating(self.path, "cannot be made private"):
+                os.fchmod(self.fd, PRIVATE_FOLDER_MODE)
+
+    def make_changeable(self) -> None:
+        """Let this process change what is in a folder that is to be removed, if it does not have the right already."""
+        if not os.access(".", os.W_OK | os.X_OK, dir_fd=self.fd, effective_ids=True):
+            self.make_private()
 
     def rename(self, name: str, to: Folder, new_name: str) -> None:
         """Move `name`, in one step, over whatever has the new name."""
@@ -349,7 +363,10 @@ class Folder:
             self.remove(name)
             return
         with self.open_folder(name) as folder:
-            for inner in folder.names():
+            inners = folder.names()
+            if inners:
+                folder.make_changeable()
+            for inner in inners:
                 folder.remove_tree(inner, missing_ok=True)
         self.remove_folder(name)
 
@@ -429,6 +446,26 @@ def _translated(error: OSError, path: Path, facts: str) -> LocalError | DamagedE
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return NoRoomError(str(path), f"{facts}: {error.strerror}", hint="make room and run the same command again")
     return LocalError(str(path), f"{facts}: {error.strerror}")
+
+
+def may_give_owner(status: os.stat_result) -> bool:
+    """Whether this process may give what it makes the owner that `status` tells of."""
+    groups = {os.getegid(), *os.getgroups()}
+    return os.geteuid() == 0 or (status.st_uid == os.geteuid() and status.st_gid in groups)
+
+
+def _give_mode(fd: int, path: Path, status: os.stat_result, *, with_owner: bool) -> bool:
+    """Give what is open mode and, if asked to, owner; whether that changed anything."""
+    own = os.fstat(fd)
+    is_owner_new = with_owner and (own.st_uid, own.st_gid) != (status.st_uid, status.st_gid)
+    is_mode_new = stat.S_IMODE(own.st_mode) != stat.S_IMODE(status.st_mode)
+    if is_owner_new:
+        _step("chown", path)
+        os.fchown(fd, status.st_uid, status.st_gid)
+    if is_mode_new:
+        _step("chmod", path)
+        os.fchmod(fd, stat.S_IMODE(status.st_mode))
+    return is_owner_new or is_mode_new
 
 
 @contextmanager

@@ -104,6 +104,7 @@ class _Node:
 
     durable: bytes
     mode: int
+    mtime_ns: int
     text: str | None = None
 
 
@@ -171,6 +172,7 @@ class PowerLoss:
             else:
                 place.write_bytes(self._bytes(number, way, dice))
                 place.chmod(stat.S_IMODE(self.nodes[number].mode))
+                os.utime(place, ns=(self.nodes[number].mtime_ns,) * 2)
 
     def _bytes(self, number: int, way: str, dice: random.Random) -> bytes:
         """What a file holds: pages that were not synced are old, new, or zero."""
@@ -200,9 +202,11 @@ class PowerLoss:
         status = os.lstat(path)
         number = status.st_ino
         if stat.S_ISLNK(status.st_mode):
-            self.nodes[number] = _Node(b"", status.st_mode, os.readlink(path))
+            self.nodes[number] = _Node(b"", status.st_mode, status.st_mtime_ns, os.readlink(path))
         elif is_durable or number not in self.nodes:
-            self.nodes[number] = _Node(Path(path).read_bytes() if is_durable else b"", status.st_mode)
+            self.nodes[number] = _Node(
+                Path(path).read_bytes() if is_durable else b"", status.st_mode, status.st_mtime_ns
+            )
         return number
 
     def _take_last(self) -> None:

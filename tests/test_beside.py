@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import stat
+from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
 from dcr_cli.apply import apply
 from dcr_cli.delta.encoding import Encoding
 from dcr_cli.delta.manifest import Box
+from dcr_cli.durable import Folder
 from faults import StoppedError, watching
-from receivers import make_delta, put_into_boxes, tree
-from strategies import tensor_of, with_changes, write_checkpoint
+from receivers import make_delta, put_into_boxes, tree, write_rich_pair
+from strategies import tensor_of, with_changes, write_checkpoint, write_tiny_pair
 
 
 def test_a_spool_that_a_killed_run_left(tmp_path: Path) -> None:
@@ -31,3 +36,213 @@ def test_a_spool_that_a_killed_run_left(tmp_path: Path) -> None:
         apply(delta, base, to=tmp_path / "out")
     apply(delta, base, to=tmp_path / "out")
     assert tree(tmp_path / "out") == tree(target)
+
+
+def mode_of(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+class TestModes:
+    """What is built has the modes and owners of what it is built from, and nobody else reads it before that."""
+
+    @pytest.mark.parametrize("way", ["to", "aside"])
+    def test_as_in_the_source(self, tmp_path: Path, way: str) -> None:
+        base, target = write_rich_pair(tmp_path)
+        delta = make_delta(base, target, tmp_path / "delta")
+        modes = {"": 0o2750, "kept": 0o710, "config.json": 0o640, "model-00001-of-00003.safetensors": 0o600}
+        for path, mode in modes.items():
+            (base / path).chmod(mode)
+        if os.geteuid() == 0:
+            os.chown(base, 1234, 2345)
+            base.chmod(modes[""])
+            os.chown(base / "kept", 1234, 2345)
+        owner = base.stat().st_uid, base.stat().st_gid
+        (tmp_path / "link").symlink_to("base")
+        built: set[str] = set()
+
+        def look(kind: str, path: str, other: str) -> None:
+            for folder in (*tmp_path.glob(".out.dcr-partial"), *tmp_path.glob("link.dcr-*")):
+                if kind == "write" and path.startswith(f"{folder}/") and "/.dcr/" not in path:
+                    built.add(os.path.basename(path))
+                    assert mode_of(folder) == 0o700
+                    assert mode_of(Path(path)) == 0o600 or not (base / os.path.relpath(path, folder)).exists()
+
+        before = os.umask(0o027)
+        try:
+            with watching(look):
+                if way == "to":
+                    apply(delta, base, to=tmp_path / "out")
+                else:
+                    apply(delta, tmp_path / "link", mode="aside", keep_previous=True)
+        finally:
+            os.umask(before)
+        found = tmp_path / ("out" if way == "to" else "link")
+        assert {"config.json", "model-00001-of-00002.safetensors"} <= built
+        assert tree(found) == tree(target)
+        del modes["model-00001-of-00003.safetensors"]
+        assert {path: mode_of(found / path) for path in modes} == modes
+        assert mode_of(found / "new/deep/template.txt") == 0o640
+        assert mode_of(found / "new") & 0o777 == 0o750
+        assert (found.stat().st_uid, found.stat().st_gid) == owner
+        assert ((found / "kept").stat().st_uid, (found / "kept").stat().st_gid) == owner
+
+    @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be somebody else")
+    def test_a_copy_of_somebody_elses_is_ones_own(self) -> None:
+        # Pytest's own folders can be entered by nobody else.
+        with TemporaryDirectory(prefix="dcr-test-") as folder:
+            root = Path(folder)
+            root.chmod(0o755)
+            base, target = write_rich_pair(root)
+            delta = make_delta(base, target, root / "delta")
+            (root / "place").mkdir()
+            os.chown(root / "place", 1234, 2345)
+            base.chmod(0o555)
+            (base / "kept").chmod(0o555)
+            child = os.fork()
+            if child == 0:
+                code = 1
+                try:
+                    os.setgroups([])
+                    os.setgid(2345)
+                    os.setuid(1234)
+                    # Stopped when all has its last mode, and again.
+                    with watching(_stop_at("rename", "/.out.dcr-partial")), pytest.raises(StoppedError):
+                        apply(delta, base, to=root / "place/out")
+                    apply(delta, base, to=root / "place/out")
+                    code = 0
+                finally:
+                    os._exit(code)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+            out = root / "place/out"
+            assert tree(out) == tree(target)
+            assert (mode_of(out), mode_of(out / "kept")) == (0o555, 0o555)
+            assert out.stat().st_uid == (out / "config.json").stat().st_uid == 1234
+
+
+class TestUnknown:
+    """What dcr does not know in the folder that a link is turned from is carried over, or the folder stays."""
+
+    @pytest.fixture
+    def case(self, tmp_path: Path) -> tuple[Path, Path, Path]:
+        """Link, target and delta."""
+        base, target = write_tiny_pair(tmp_path)
+        delta = make_delta(base, target, tmp_path / "delta")
+        base.rename(tmp_path / "link-1")
+        (tmp_path / "link").symlink_to("link-1")
+        return tmp_path / "link", target, delta
+
+    @pytest.mark.parametrize("moment", ["write", "symlink", "rename", "unlink"])
+    def test_written_while_it_is_built(self, case: tuple[Path, Path, Path], moment: str) -> None:
+        """Whether before the link is turned, just then, or just before the folder is removed."""
+        link, target, delta = case
+        old = link.with_name("link-1")
+
+        def write(kind: str, path: str, other: str) -> None:
+            is_now = kind == moment and {
+                "write": path.endswith(".safetensors"),
+                "symlink": True,
+                "rename": other == str(link),
+                "unlink": path.startswith(f"{old}/") and "/.dcr/" not in path,
+            }.get(kind, False)
+            if is_now and not (old / "more").exists():
+                (old / "more").mkdir(mode=0o750)
+                (old / "more/notes.txt").write_text("mine")
+                (old / "more/link").symlink_to("nowhere")
+
+        with watching(write):
+            result = apply(delta, link, mode="aside")
+        if moment == "unlink":
+            assert result.not_carried == (f"{old}/more",)
+            assert result.previous == str(old)
+            assert (old / "more/notes.txt").read_text() == "mine"
+            assert tree(link) == tree(target)
+        else:
+            assert tree(link) == {**tree(target), "more/notes.txt": b"mine"}
+            assert os.readlink(link / "more/link") == "nowhere"
+            assert mode_of(link / "more") == 0o750
+            assert (result.previous, result.not_carried) == (None, ())
+            assert not old.exists()
+
+    @pytest.mark.parametrize("can_link", [True, False])
+    def test_written_after_it_was_stopped(
+        self, case: tuple[Path, Path, Path], can_link: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        link, target, delta = case
+        with watching(_stop_at("symlink", ".link.dcr-link")), pytest.raises(StoppedError):
+            apply(delta, link, mode="aside")
+        (link / "notes.txt").write_text("mine")
+        (link / "notes.txt").chmod(0o640)
+        if not can_link:
+            monkeypatch.setattr(Folder, "link_file", lambda *arguments: False)
+        result = apply(delta, link, mode="aside")
+        assert result.bytes_written == 0
+        assert tree(link) == {**tree(target), "notes.txt": b"mine"}
+        assert mode_of(link / "notes.txt") == 0o640
+        assert not link.with_name("link-1").exists()
+
+    def test_written_before_what_was_kept_is_used_again(self, case: tuple[Path, Path, Path]) -> None:
+        link, target, delta = case
+        old = link.with_name("link-1")
+        apply(delta, link, mode="aside", keep_previous=True)
+        new = link.resolve()
+        for text in ("notes.txt", "other.txt"):
+            (old / text).write_text("mine")
+        (new / "other.txt").write_text("not the same")
+        link.unlink()
+        link.symlink_to("link-1")
+        result = apply(delta, link, mode="aside")
+        assert link.resolve() == new
+        assert tree(link) == {**tree(target), "notes.txt": b"mine", "other.txt": b"not the same"}
+        assert (result.previous, result.not_carried) == (str(old), (f"{old}/other.txt",))
+        assert (old / "other.txt").read_text() == "mine"
+
+    def test_written_after_the_link_was_turned(self, case: tuple[Path, Path, Path], tmp_path: Path) -> None:
+        """A stopped run has left the folder before to the next one, whatever that has to do."""
+        link, target, delta = case
+        old = link.with_name("link-1")
+        with watching(_stop_at("unlink", "config.json")), pytest.raises(StoppedError):
+            apply(delta, link, mode="aside")
+        assert old.exists()
+        (old / "notes.txt").write_text("mine")
+        result = apply(delta, link, mode="aside")
+        assert result.already
+        assert tree(link) == {**tree(target), "notes.txt": b"mine"}
+        assert not old.exists()
+
+    @pytest.mark.parametrize("what", ["shard", "fifo", "changed"])
+    def test_what_cannot_be_carried_over(self, case: tuple[Path, Path, Path], what: str) -> None:
+        link, target, delta = case
+        old = link.with_name("link-1")
+
+        def write(kind: str, path: str, other: str) -> None:
+            if kind == "symlink":
+                if what == "shard":
+                    (old / "lora.safetensors").write_text("mine")
+                elif what == "fifo":
+                    os.mkfifo(old / "pipe")
+                else:
+                    # The new folder has the file too, under the same inode, until it is another file here.
+                    (old / "config.json").unlink()
+                    (old / "config.json").write_text("mine")
+
+        with watching(write):
+            result = apply(delta, link, mode="aside")
+        name = {"shard": "lora.safetensors", "fifo": "pipe", "changed": "config.json"}[what]
+        assert tree(link) == tree(target)
+        assert (result.previous, result.not_carried) == (str(old), (f"{old}/{name}",))
+        assert os.path.lexists(old / name)
+        assert apply(delta, link, mode="aside").already
+        assert os.path.lexists(old / name)
+
+
+def _stop_at(step: str, part: str) -> Callable[[str, str, str], None]:
+    """Stop at the first step of a kind on a path that ends with `part`, and at every step after it."""
+    is_stopped = False
+
+    def stop(kind: str, path: str, other: str) -> None:
+        nonlocal is_stopped
+        is_stopped = is_stopped or (kind == step and path.endswith(part))
+        if is_stopped:
+            raise StoppedError
+
+    return stop

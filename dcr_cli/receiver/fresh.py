@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from dcr_cli.checkpoint.folder import Identity, check_same, identity_of
-from dcr_cli.durable import File, Folder
+from dcr_cli.durable import NEW_FILE_MODE, PRIVATE_FILE_MODE, File, Folder, may_give_owner
 from dcr_cli.receiver.job import Job, Outcome
 from dcr_cli.receiver.places import check_names, check_room, folders_of
 from dcr_cli.receiver.plan import Action, Plan
@@ -68,7 +68,7 @@ class Fresh:
     def create(self, number: int) -> File:
         path = self._plan.shards[number].path
         self._root.make_parents(path)
-        return self._root.create_file(path)
+        return self._root.create_file(path, self._first_mode(path))
 
     def open(self, number: int) -> File:
         return self._root.open_file(self._plan.shards[number].path)
@@ -80,16 +80,23 @@ class Fresh:
         """Add what is shared, the files beside the shards and `foreign` ones, sync, and say that it is complete."""
         for path, content in self._files.contents(self._job):
             self._root.make_parents(path)
-            self._root.write_file(path, content)
+            self._root.write_file(path, content, self._first_mode(path))
             self._take_mode(path)
             self.bytes_written += len(content)
         final = final_files(self._job, self._plan, self._files)
         for path in (*(file.path for file in final), *foreign):
             if self._root.status(path) is None:
                 self._copy(path)
-        for folder in folders_of((*(file.path for file in final), *foreign)):
+        folders = folders_of((*(file.path for file in final), *foreign))
+        for folder in folders:
             self._root.sync(folder)
+        for folder in _with_those_above(folders):
+            status = self._source.status(folder)
+            if status is not None and stat.S_ISDIR(status.st_mode):
+                self._root.take_folder_mode(folder, status, with_owner=self._gives_owner(status))
         record_target(self._receiver, self._job, final)
+        status = os.fstat(self._source.fd)
+        self._root.take_folder_mode("", status, with_owner=self._gives_owner(status))
         self._receiver.remove_marker()
 
     def _copy(self, path: str) -> None:
@@ -102,7 +109,7 @@ class Fresh:
             return
         if (self._links and is_file and self._root.link_file(self._source, path, path)) or self._clone(path):
             return
-        with self._source.open_linked(path) as source, self._root.create_file(path) as file:
+        with self._source.open_linked(path) as source, self._root.create_file(path, PRIVATE_FILE_MODE) as file:
             self.bytes_written += file.copy_from(source)
             file.sync()
         self._take_mode(path)
@@ -110,7 +117,7 @@ class Fresh:
     def _clone(self, path: str) -> bool:
         self._root.make_parents(path)
         with self._source.open_linked(path) as source:
-            with self._root.create_file(path) as file:
+            with self._root.create_file(path, PRIVATE_FILE_MODE) as file:
                 is_cloned = file.clone_from(source)
                 if is_cloned:
                     file.sync()
@@ -124,7 +131,16 @@ class Fresh:
         """Give a new file the mode and owner that the source's file of this path has; a link has none to give."""
         status = self._source.status(path)
         if status is not None and stat.S_ISREG(status.st_mode):
-            self._root.take_mode(path, status)
+            self._root.take_mode(path, status, with_owner=self._gives_owner(status))
+
+    def _first_mode(self, path: str) -> int:
+        """The mode to create a file with: private, if it is to take another one's in the end."""
+        status = self._source.status(path)
+        return PRIVATE_FILE_MODE if status is not None and stat.S_ISREG(status.st_mode) else NEW_FILE_MODE
+
+    def _gives_owner(self, status: os.stat_result) -> bool:
+        """A copy of what is somebody else's is its maker's; what takes the place of something has its owner."""
+        return self._links or may_give_owner(status)
 
     def _identities_now(self) -> dict[str, Identity]:
         now = {}
@@ -132,3 +148,9 @@ class Fresh:
             with suppress(OSError):
                 now[path] = identity_of(os.stat(self._job.root / path))
         return now
+
+
+def _with_those_above(folders: Sequence[str]) -> list[str]:
+    """Folders and those above them, but for the root; what lies in a folder comes before it."""
+    found = {"/".join(parts[:count]) for parts in (f.split("/") for f in folders) for count in range(1, len(parts) + 1)}
+    return sorted(found - {""}, reverse=True)
