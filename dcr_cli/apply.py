@@ -15,7 +15,7 @@ from dcr_cli.delta.payload import PayloadReader
 from dcr_cli.durable import Folder
 from dcr_cli.errors import IncompleteError, UsageError
 from dcr_cli.receiver.apply_result import ApplyResult, done, nothing_done
-from dcr_cli.receiver.beside import apply_aside, apply_to
+from dcr_cli.receiver.beside import apply_aside, apply_to, rehearse_aside, rehearse_to
 from dcr_cli.receiver.change import Change
 from dcr_cli.receiver.job import Job, Progress, Target, sums_of, whole_work
 from dcr_cli.receiver.places import changed_paths, check_plan
@@ -58,6 +58,10 @@ def apply(
         threads = jobs or default_jobs()
         payloads.verify_all(threads)
         target = Target(opened, payloads, threads, progress)
+        if dry_run and to is not None:
+            return rehearse_to(Path(checkpoint), Path(to), target, skip)
+        if dry_run and mode == ASIDE:
+            return rehearse_aside(Path(checkpoint), target, skip, keep_previous=keep_previous)
         if dry_run:
             with open_root(checkpoint) as root:
                 return _rehearse(root, target, mode, skip)
@@ -77,12 +81,16 @@ def _change(receiver: Receiver, target: Target, mode: str, skip: Sequence[str]) 
     found, job = look_at(root, target, skip)
     if is_there_already(found, job):
         _renew_record(receiver, found, job)
-        return nothing_done(str(root.path), mode, job, exact=not found.is_base, foreign=found.foreign, dry_run=False)
+        return nothing_done(
+            str(root.path), mode, job, exact=found.has_target_files, foreign=found.foreign, dry_run=False
+        )
     plan = job.plan(is_exact=found.is_base, in_place=mode == IN_PLACE)
     change = Change(receiver, job, plan)
     if change.carry_out(found, mode, target.delta.commit_blake3):
         _renew_record(receiver, found, job)
-        return nothing_done(str(root.path), mode, job, exact=plan.is_exact, foreign=found.foreign, dry_run=False)
+        return nothing_done(
+            str(root.path), mode, job, exact=found.has_target_files, foreign=found.foreign, dry_run=False
+        )
     return done(
         str(root.path),
         mode,
@@ -112,7 +120,9 @@ def _finish(receiver: Receiver, target: Target, marker: Marker) -> ApplyResult:
     change.finish()
     ours = {*(shard.path for shard in plan.shards), *(file.path for file in base.files), *change.changed_paths}
     ours |= {row.path for row in target.delta.manifest.files}
-    foreign = tuple(path for path in scan(root.path, skip=target.delta.manifest.skipped) if path not in ours)
+    strangers: list[str] = []
+    present = scan(root.path, skip=target.delta.manifest.skipped, strangers=strangers)
+    foreign = tuple(sorted([*(path for path in present if path not in ours), *strangers]))
     return done(
         str(root.path),
         marker.mode,
@@ -139,13 +149,17 @@ def _rehearse(root: Folder, target: Target, mode: str, skip: Sequence[str]) -> A
     """Do all that changes nothing: read, decode and check everything, and say what would be done."""
     found, job = look_at(root, target, skip)
     if is_there_already(found, job):
-        return nothing_done(str(root.path), mode, job, exact=not found.is_base, foreign=found.foreign, dry_run=True)
+        return nothing_done(
+            str(root.path), mode, job, exact=found.has_target_files, foreign=found.foreign, dry_run=True
+        )
     plan = job.plan(is_exact=found.is_base, in_place=mode == IN_PLACE)
     paths = changed_paths(plan)
     check_plan(root, job.base, plan, paths)
     outcome = job.run(whole_work(plan.shards), whole_base=True, stage="check")
     if judge(found, job, outcome.base_sums):
-        return nothing_done(str(root.path), mode, job, exact=plan.is_exact, foreign=found.foreign, dry_run=True)
+        return nothing_done(
+            str(root.path), mode, job, exact=found.has_target_files, foreign=found.foreign, dry_run=True
+        )
     outcome.check_target()
     return done(str(root.path), mode, job, plan, files=paths, bytes_written=0, foreign=found.foreign, dry_run=True)
 

@@ -277,6 +277,13 @@ class TestOwnShards:
             apply(rich_pair[2], receiver)
         check_untouched(receiver, before, names)
 
+    def test_it_is_not_exact_later_either(self, rich_pair: tuple[Path, Path, Path], receiver: Path) -> None:
+        assert not apply(rich_pair[2], receiver).exact
+        again = apply(rich_pair[2], receiver)
+        assert (again.already, again.exact) == (True, False)
+        copy = apply(rich_pair[2], rich_pair[1])
+        assert (copy.already, copy.exact) == (True, True)
+
     def test_its_weight_map(self, rich_pair: tuple[Path, Path, Path], receiver: Path) -> None:
         apply(rich_pair[2], receiver)
         index = json.loads((receiver / INDEX).read_text())
@@ -316,7 +323,7 @@ class TestOwnShards:
         (receiver / "huge.bin").write_text("mine")
         result = apply(delta, receiver)
         assert result.exact
-        assert result.foreign == ("notes.txt",)
+        assert result.foreign == ("huge.bin", "notes.txt")
         assert tree(receiver) == {**tree(target), "notes.txt": b"mine", "huge.bin": b"mine"}
 
 
@@ -644,6 +651,32 @@ class TestPlaces:
             assert result.exact
             if way == "aside":
                 assert os.readlink(found / ".hidden") == "nowhere"
+
+    @pytest.mark.parametrize("mode", ["replace", "in-place"])
+    def test_strangers_are_left_and_listed(
+        self, tiny: tuple[Path, Path, Path], tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Also those that no checkpoint could hold, and more of them than a checkpoint may have."""
+        base, target, delta = tiny
+        receiver = fresh_copy(base, tmp_path / "receiver")
+        (tmp_path / "elsewhere").mkdir()
+        (receiver / "optimizer.pt").write_bytes(b"x")
+        (receiver / "runs").symlink_to(tmp_path / "elsewhere")
+        (receiver / "nowhere").symlink_to(tmp_path / "gone")
+        os.mkfifo(receiver / "fifo")
+        (receiver / "logs").mkdir()
+        for number in range(3):
+            (receiver / f"logs/{number}.txt").write_bytes(bytes(1000))
+        monkeypatch.setattr("dcr_cli.checkpoint.checkpoint.MAX_SIDECARS_BYTES", 2500)
+        result = apply(delta, receiver, mode=mode)
+        assert result.exact
+        logs = tuple(f"logs/{number}.txt" for number in range(3))
+        assert result.foreign == ("fifo", *logs, "nowhere", "optimizer.pt", "runs")
+        again = apply(delta, receiver, mode=mode)
+        assert (again.already, again.foreign) == (True, result.foreign)
+        found = {path: data for path, data in tree(receiver).items() if path not in result.foreign}
+        assert found == tree(target)
+        assert os.readlink(receiver / "runs") == str(tmp_path / "elsewhere")
 
     def test_a_foreign_file_in_the_way(self, rich_pair: tuple[Path, Path, Path], tmp_path: Path) -> None:
         base, target, delta = rich_pair

@@ -90,6 +90,7 @@ class Checkpoint:
     """An opened checkpoint: all headers read and checked, no file held open.
 
     Shards, sidecars (the weight map is one) and tensors are in canonical order. `identities` are those of all files.
+    `strangers` are what was found and is no part of it, where that is allowed.
     """
 
     root: Path
@@ -99,6 +100,7 @@ class Checkpoint:
     by_name: dict[str, Tensor]
     skipped: tuple[str, ...]
     identities: dict[str, Identity]
+    strangers: tuple[str, ...]
 
     def reader(self) -> Reader:
         return Reader(self)
@@ -173,8 +175,8 @@ def open_checkpoint(
 
     `what` is the part it plays ("base", "target"), for messages. Raises NotFoundError when there is none, DamagedError
     when it is malformed, holds a second copy of its weights or is over the limits, IncompleteError when an apply to it
-    was stopped. With `allow_strangers`, files beside the shards that could be part of no checkpoint are left out, not
-    refused; but a shard that is nobody's is WrongBaseError.
+    was stopped. With `allow_strangers`, what lies beside the shards and could be part of no checkpoint is left out, not
+    refused, and files may be more than a checkpoint's; but a shard that is nobody's is WrongBaseError.
     """
     folder = Path(root)
     if "" in skip:
@@ -184,7 +186,8 @@ def open_checkpoint(
         raise IncompleteError(
             str(folder), "incomplete: an apply to it was stopped", hint=f"{_stopped_apply(folder)} finishes it"
         )
-    identities = scan(folder, skip=skip, must_be_files=(".safetensors", SUFFIX))
+    strangers: list[str] | None = [] if allow_strangers else None
+    identities = scan(folder, skip=skip, must_be_files=(".safetensors", SUFFIX), strangers=strangers)
     map_path = _find_weight_map(folder, identities)
     if map_path is None and not any(_is_top_shard(path) for path in identities):
         raise _nothing_here(folder, identities, what)
@@ -193,7 +196,7 @@ def open_checkpoint(
         if map_path is not None:
             weight_map = _read_weight_map(files, map_path, identities, skip)
         shard_paths = _find_shards(identities, weight_map)
-        sidecars = _find_sidecars(folder, identities, shard_paths, map_path, allow_strangers=allow_strangers)
+        sidecars = _find_sidecars(folder, identities, shard_paths, map_path, strangers)
         check_sets_complete(shard_paths, str(folder))
         shards = tuple(_read_shard(files, path, identities[path]) for path in shard_paths)
     by_name = _find_tensors(folder, shards)
@@ -201,7 +204,8 @@ def open_checkpoint(
         shard_of = {tensor.name: shards[tensor.shard].path for tensor in by_name.values()}
         check_agreement(weight_map, shard_of, str(folder / str(map_path)))
     tensors = tuple(by_name[name] for name in sorted(by_name))
-    return Checkpoint(folder, shards, sidecars, tensors, by_name, tuple(dict.fromkeys(skip)), identities)
+    skipped, others = tuple(dict.fromkeys(skip)), tuple(sorted(strangers or ()))
+    return Checkpoint(folder, shards, sidecars, tensors, by_name, skipped, identities, others)
 
 
 def _check_folder(folder: Path, what: str) -> None:
@@ -260,8 +264,9 @@ def _find_shards(identities: dict[str, Identity], weight_map: dict[str, str] | N
 
 
 def _find_sidecars(
-    folder: Path, identities: dict[str, Identity], shards: list[str], map_path: str | None, *, allow_strangers: bool
+    folder: Path, identities: dict[str, Identity], shards: list[str], map_path: str | None, strangers: list[str] | None
 ) -> tuple[Sidecar, ...]:
+    """Find the files beside the shards; what cannot be one is refused, or added to `strangers`."""
     part_of_weights = set(shards)
     sidecars = [
         Sidecar(path, identity.size, WEIGHT_MAP if path == map_path else SIDECAR)
@@ -269,13 +274,14 @@ def _find_sidecars(
         if path not in part_of_weights
     ]
     refused = [(sidecar.path, *refusal) for sidecar in sidecars if (refusal := _refusal(sidecar))]
-    if allow_strangers:
+    if strangers is not None:
         for path, facts, _ in refused:
             if _is_top_shard(path):
                 raise WrongBaseError(str(folder / path), facts, hint="move it out of the checkpoint")
-        strangers = {path for path, _, _ in refused}
-        sidecars = [sidecar for sidecar in sidecars if sidecar.path not in strangers]
-    elif refused:
+        others = {path for path, _, _ in refused}
+        strangers.extend(others)
+        return tuple(sidecar for sidecar in sidecars if sidecar.path not in others)
+    if refused:
         path, facts, _ = refused[0]
         more = f" (and {len(refused) - 1} more files are refused)" if len(refused) > 1 else ""
         raise DamagedError(str(folder / path), facts + more, hint=skip_hint(*(pattern for _, _, pattern in refused)))

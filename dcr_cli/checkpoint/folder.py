@@ -42,12 +42,19 @@ def identity_of(status: os.stat_result) -> Identity:
     return Identity(status.st_size, status.st_dev, status.st_ino, status.st_mtime_ns, status.st_ctime_ns)
 
 
-def scan(root: Path, *, skip: Sequence[str] = (), must_be_files: tuple[str, ...] = ()) -> dict[str, Identity]:
+def scan(
+    root: Path,
+    *,
+    skip: Sequence[str] = (),
+    must_be_files: tuple[str, ...] = (),
+    strangers: list[str] | None = None,
+) -> dict[str, Identity]:
     """Find every regular file below `root`: relative path -> identity, in canonical order.
 
     Left out are paths with a component that starts with a dot, what `skip` matches, and what is neither file, folder
     nor link. Links to files count as files. Refused (DamagedError) are links to folders, links to nothing, and anything
-    but a file whose name ends in one of `must_be_files`.
+    but a file whose name ends in one of `must_be_files`. With `strangers`, these links are added to it instead, with
+    what is left out for its kind.
     """
     found: dict[str, Identity] = {}
     folders = [""]
@@ -57,7 +64,13 @@ def scan(root: Path, *, skip: Sequence[str] = (), must_be_files: tuple[str, ...]
             path = prefix + entry.name
             if entry.name.startswith(".") or is_skipped(path, skip):
                 continue
-            status = _status_of(entry)
+            try:
+                status = _status_of(entry)
+            except DamagedError:
+                if strangers is None or path.endswith(must_be_files):
+                    raise
+                strangers.append(path)
+                continue
             is_folder = stat.S_ISDIR(status.st_mode)
             if stat.S_ISREG(status.st_mode):
                 found[path] = identity_of(status)
@@ -65,6 +78,8 @@ def scan(root: Path, *, skip: Sequence[str] = (), must_be_files: tuple[str, ...]
                 raise DamagedError(
                     entry.path, f"is {file_kind(status.st_mode)}, not a file", hint=skip_hint(pattern_of(path))
                 )
+            elif strangers is not None and (not is_folder or entry.is_symlink()):
+                strangers.append(path)
             elif is_folder and entry.is_symlink():
                 raise DamagedError(
                     entry.path, "is a link to a folder; links to files alone are read", hint=skip_hint(pattern_of(path))

@@ -10,21 +10,13 @@ import os
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from dcr_cli.checkpoint.checkpoint import STATE_FOLDER
-from dcr_cli.durable import PRIVATE_FOLDER_MODE, Folder, open_folder
+from dcr_cli.durable import Folder, open_folder
 from dcr_cli.errors import ConflictError, DamagedError, DcrError, IncompleteError, UsageError, WrongBaseError
 from dcr_cli.receiver.apply_result import ApplyResult, done, nothing_done
-from dcr_cli.receiver.carry import (
-    carry_over,
-    decode_previous,
-    encode_previous,
-    known_files,
-    remove_known,
-    unknown_files,
-)
 from dcr_cli.receiver.fresh import Fresh
 from dcr_cli.receiver.job import Job, Target
 from dcr_cli.receiver.places import changed_paths
@@ -35,7 +27,7 @@ from dcr_cli.receiver.survey import Survey, is_there_already, judge, look_at, op
 TO, ASIDE = "to", "aside"
 _PREVIOUS = "previous"
 _MOST_NAMES = 10
-_PREVIOUS_LIMIT = 1 << 30
+_NAME_LIMIT = 4096
 _MARKER_LIMIT = 1 << 20
 
 
@@ -65,41 +57,33 @@ def apply_to(checkpoint: Path, out: Path, target: Target, skip: Sequence[str]) -
 def apply_aside(link: Path, target: Target, skip: Sequence[str], *, keep_previous: bool) -> ApplyResult:
     """Build the target beside the folder that `link` points at, then turn the link in one step.
 
-    The folder before is removed, with what is foreign in it carried over, unless it is kept, has other names, or holds
-    what cannot be carried over.
+    The folder before is removed, with what is foreign in it carried over, unless it is kept or has other names.
     """
     with _locked_behind(link) as (old, text):
         folder = old.root.path
         with open_folder(folder.parent) as parent:
-            not_carried = _remove_previous(old, parent)
+            _remove_previous(old, parent)
             _remove_unfinished(parent, link.name)
             found, job = look_at(old.root, target, skip)
             is_there = is_there_already(found, job)
             plan = job.plan(is_exact=found.is_base, in_place=False) if not is_there else None
-            built = _Move(old, parent, link).build(found, job, plan) if plan is not None else None
+            others = _others(folder, {file.path for file in found.base.files})
+            goes = not keep_previous and others is not None and not (link.parent / text.rstrip("/")).is_symlink()
+            built = None
+            if plan is not None:
+                move = _Move(old, parent, link, folder.name if goes else None)
+                built = move.build(found, job, plan, others or [])
             if plan is None or built is None:
                 is_exact = found.has_target_files
-                result = nothing_done(str(link), ASIDE, job, exact=is_exact, foreign=found.foreign, dry_run=False)
-                return replace(result, not_carried=tuple(not_carried))
+                return nothing_done(str(link), ASIDE, job, exact=is_exact, foreign=found.foreign, dry_run=False)
             name, written = built
-            goes = not keep_previous and not has_other_names(link, text)
-            with open_root(parent.path / name) as new, Receiver(new) as receiver:
-                # What has come since it was built, or since a run before this one built it.
-                known = known_files(old.root, job.identities)
-                left = [str(folder / path) for path in carry_over(old.root, receiver, known)]
-                goes = goes and not left
-                if goes:
-                    # If this run is stopped, the next one removes the folder before.
-                    receiver.home.replace_file(_PREVIOUS, encode_previous(folder.name, known))
-                else:
-                    receiver.home.remove(_PREVIOUS, missing_ok=True)
-                _turn(link, text, parent, name)
-                if goes:
-                    left = _remove_previous(receiver, parent)
-            if goes and not left:
+            _turn(link, text, parent, name)
+            if goes:
+                with open_root(parent.path / name) as new, Receiver(new) as receiver:
+                    _remove_previous(receiver, parent)
                 # With its folder, all that this lock's owner might tidy up is gone.
                 old.has_record = True
-        result = done(
+        return done(
             str(link),
             ASIDE,
             job,
@@ -107,32 +91,27 @@ def apply_aside(link: Path, target: Target, skip: Sequence[str], *, keep_previou
             files=changed_paths(plan),
             bytes_written=written,
             foreign=found.foreign,
-            previous=None if goes and not left else str(folder),
+            previous=None if goes else str(folder),
         )
-        return replace(result, not_carried=(*not_carried, *left))
-
-
-def has_other_names(link: Path, text: str) -> bool:
-    """Whether what a link says is itself a link, so that others may use the folder by it."""
-    return (link.parent / text.rstrip("/")).is_symlink()
 
 
 @dataclass(frozen=True, slots=True)
 class _Move:
-    """From the folder that `old` has locked to a new one in `parent`."""
+    """From the folder that `old` has locked to a new one in `parent`; `goes` is the old one's name if it is to go."""
 
     old: Receiver
     parent: Folder
     link: Path
+    goes: str | None
 
-    def build(self, found: Survey, job: Job, plan: Plan) -> tuple[str, int] | None:
+    def build(self, found: Survey, job: Job, plan: Plan, others: Sequence[str]) -> tuple[str, int] | None:
         """Build the new folder, or find it built: its name and how much was written. None: nothing is to be done."""
         try:
-            return self._build(found, job, plan)
+            return self._build(found, job, plan, others)
         except _NothingToDoError:
             return None
 
-    def _build(self, found: Survey, job: Job, plan: Plan) -> tuple[str, int]:
+    def _build(self, found: Survey, job: Job, plan: Plan, others: Sequence[str]) -> tuple[str, int]:
         commit = job.target.delta.commit_blake3
         stem = f"{self.link.name}.dcr-{commit.hex()[:12]}"
         for name in (stem, *(f"{stem}-{number}" for number in range(2, _MOST_NAMES))):
@@ -146,17 +125,28 @@ class _Move:
             fresh = Fresh(receiver, self.old.root, job, plan, links=True)
             if _build(fresh, found, job, ASIDE):
                 raise _NothingToDoError
-            fresh.end(unknown_files(self.old.root, {file.path for file in found.base.files}))
+            self._say_what_goes(receiver)
+            fresh.end(others)
             self.parent.sync()
         return name, fresh.bytes_written
 
     def _is_built(self, name: str, target: Target) -> bool:
         """Whether the folder `name` is at the target, left there by a run that was stopped, or by --keep-previous."""
         try:
-            with open_root(self.parent.path / name) as root, Receiver(root):
-                return is_there_already(*look_at(root, target, ()))
+            with open_root(self.parent.path / name) as root, Receiver(root) as receiver:
+                if not is_there_already(*look_at(root, target, ())):
+                    return False
+                self._say_what_goes(receiver)
+                return True
         except DcrError:
             return False
+
+    def _say_what_goes(self, receiver: Receiver) -> None:
+        """Leave word in the new folder, so that the next run can remove the old one if this run is stopped."""
+        if self.goes is not None:
+            receiver.home.replace_file(_PREVIOUS, self.goes.encode())
+        else:
+            receiver.home.remove(_PREVIOUS, missing_ok=True)
 
 
 class _NothingToDoError(Exception):
@@ -187,9 +177,9 @@ def _check_free(parent: Folder, name: str) -> None:
 @contextmanager
 def _new_folder(parent: Folder, name: str) -> Iterator[Receiver]:
     """Make a folder, locked, and empty but for its lock; after an error it is removed again."""
-    parent.make_folder(name, PRIVATE_FOLDER_MODE, exist_ok=True)
+    parent.make_folder(name, exist_ok=True)
     parent.sync()
-    with _opened_private(parent, name) as root, Receiver(root) as receiver:
+    with parent.open_folder(name) as root, Receiver(root) as receiver:
         for folder, kept in ((root, STATE_FOLDER), (receiver.home, LOCK)):
             for inner in folder.names():
                 if inner != kept:
@@ -202,14 +192,6 @@ def _new_folder(parent: Folder, name: str) -> Iterator[Receiver]:
                 _remove_folder(parent, name)
             receiver.has_record = True
             raise
-
-
-@contextmanager
-def _opened_private(parent: Folder, name: str) -> Iterator[Folder]:
-    """Open a folder that is being built, or was and may have its last mode already, to change what is in it."""
-    with parent.open_folder(name) as folder:
-        folder.make_private()
-        yield folder
 
 
 @contextmanager
@@ -230,22 +212,17 @@ def _locked_behind(link: Path) -> Iterator[tuple[Receiver, str]]:
         yield receiver, text
 
 
-def _remove_previous(receiver: Receiver, parent: Folder) -> list[str]:
-    """Remove the folder that `receiver`'s has replaced, if it is still there; it stays if it holds what cannot be
-    carried over, which is returned then."""
-    word = receiver.home.read(_PREVIOUS, _PREVIOUS_LIMIT)
-    if word is None:
-        return []
-    name, known = decode_previous(word, str(receiver.home.path / _PREVIOUS))
-    if name == receiver.root.path.name:
-        raise DamagedError(str(receiver.home.path / _PREVIOUS), "names the folder it is in", hint="remove it")
-    left: list[str] = []
-    if parent.status(name) is not None:
-        with parent.open_folder(name) as old:
-            left = carry_over(old, receiver, known)
-        left = left or remove_known(parent, name, known)
+def _remove_previous(receiver: Receiver, parent: Folder) -> None:
+    """Remove the folder that `receiver`'s has replaced, if it is still there."""
+    name = receiver.home.read(_PREVIOUS, _NAME_LIMIT)
+    if name is None:
+        return
+    previous = os.fsdecode(name)
+    if previous == receiver.root.path.name or not previous.strip(".") or "/" in previous:
+        raise DamagedError(str(receiver.home.path / _PREVIOUS), "does not name another folder beside this one")
+    parent.remove_tree(previous, missing_ok=True)
+    parent.sync()
     receiver.home.remove(_PREVIOUS)
-    return [str(parent.path / name / path) for path in left]
 
 
 def _remove_unfinished(parent: Folder, link_name: str) -> None:
@@ -258,7 +235,7 @@ def _remove_unfinished(parent: Folder, link_name: str) -> None:
 
 def _remove_folder(parent: Folder, name: str) -> None:
     """Remove an unfinished folder, last of all what says that it is one."""
-    with _opened_private(parent, name) as folder:
+    with parent.open_folder(name) as folder:
         for inner in folder.names():
             if inner != STATE_FOLDER:
                 folder.remove_tree(inner)
@@ -275,6 +252,22 @@ def _is_unfinished(parent: Folder, name: str) -> bool:
         return text is not None and decode_marker(text, name).mode == ASIDE
     except DcrError:
         return False
+
+
+def _others(folder: Path, ours: set[str]) -> list[str] | None:
+    """All files and links in a folder that are not `ours`; None if there is something that cannot be carried over."""
+    found = []
+    for where, folders, files in os.walk(folder):
+        prefix = os.path.relpath(where, folder) + "/" if where != str(folder) else ""
+        if not prefix:
+            folders[:] = [name for name in folders if name != STATE_FOLDER]
+        for name in (*files, *(name for name in folders if os.path.islink(os.path.join(where, name)))):
+            mode = os.lstat(os.path.join(where, name)).st_mode
+            if not (stat.S_ISREG(mode) or stat.S_ISLNK(mode)):
+                return None
+            if prefix + name not in ours:
+                found.append(prefix + name)
+    return found
 
 
 def _turn(link: Path, text: str, parent: Folder, name: str) -> None:

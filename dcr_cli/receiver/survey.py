@@ -24,7 +24,8 @@ class Survey:
 
     `is_base`: its files are the base's (foreign ones aside), byte for byte what a full copy of the base has.
     `is_target`: its files are the target's, or those of its own shards' beside the target's sidecars. Only the bits
-    of its tensors are not known, unless `known`, from a record that counts, has their digests.
+    of its tensors are not known, unless `known`, from a record that counts, has their digests. `has_target_files`: its
+    files are the target's byte for byte.
     """
 
     checkpoint: Checkpoint
@@ -32,6 +33,7 @@ class Survey:
     known: Sums | None
     is_base: bool
     is_target: bool
+    has_target_files: bool
     foreign: tuple[str, ...]
 
 
@@ -76,14 +78,16 @@ def survey(root: Folder, reader: Reader, checkpoint: Checkpoint, target: Target)
         carried = [row for row in manifest.files if row.kind == SIDECAR and row.runs]
         is_target = all(held.get(row.path) == row.blake3 for row in carried)
     own = {file.path for file in base_files} if base_files is not None else target_paths
-    foreign = tuple(file.path for file in files if file.kind == SIDECAR and file.path not in own)
+    foreign = [file.path for file in files if file.kind == SIDECAR and file.path not in own]
+    foreign = sorted([*foreign, *checkpoint.strangers])
     base = Base(
         checkpoint.shards,
         checkpoint.by_name,
         tuple(files if base_files is None else base_files),
         frozenset(shard.path for shard in checkpoint.shards if _is_alone(root.status(shard.path))),
     )
-    return Survey(checkpoint, base, known, base_files is not None, is_target, foreign)
+    is_base, has_target_files = base_files is not None, target_files is not None
+    return Survey(checkpoint, base, known, is_base, is_target, has_target_files, tuple(foreign))
 
 
 def is_there_already(found: Survey, job: Job) -> bool:
