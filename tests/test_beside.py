@@ -5,17 +5,20 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
 
-from dcr_cli.apply import apply
+from dcr_cli.apply import ApplyResult, apply
 from dcr_cli.delta.encoding import Encoding
 from dcr_cli.delta.manifest import Box
 from dcr_cli.durable import Folder
+from dcr_cli.errors import ConflictError, LocalError, UsageError, WrongBaseError
+from dcr_cli.receiver import places
 from faults import StoppedError, watching
-from receivers import make_delta, put_into_boxes, tree, write_rich_pair
+from receivers import make_delta, names_below, put_into_boxes, tree, write_rich_pair
 from strategies import tensor_of, with_changes, write_checkpoint, write_tiny_pair
 
 
@@ -233,6 +236,83 @@ class TestUnknown:
         assert os.path.lexists(old / name)
         assert apply(delta, link, mode="aside").already
         assert os.path.lexists(old / name)
+
+
+class TestDry:
+    """A dry run answers about the command that it was asked for."""
+
+    @pytest.fixture
+    def case(self, tmp_path: Path) -> tuple[Path, Path]:
+        """A base, behind a link too, and a delta."""
+        base, target = write_rich_pair(tmp_path)
+        (tmp_path / "link").symlink_to("base")
+        return base, make_delta(base, target, tmp_path / "delta")
+
+    @pytest.mark.parametrize("way", ["to", "aside", "aside and keep"])
+    def test_it_says_what_the_run_says(self, case: tuple[Path, Path], tmp_path: Path, way: str) -> None:
+        base, delta = case
+        before = names_below(tmp_path)
+
+        def run(*, dry_run: bool) -> ApplyResult:
+            if way == "to":
+                return apply(delta, base, to=tmp_path / "out", dry_run=dry_run)
+            keep = way != "aside"
+            return apply(delta, tmp_path / "link", mode="aside", keep_previous=keep, dry_run=dry_run)
+
+        def refuse(kind: str, path: str, other: str) -> None:
+            raise AssertionError(f"{kind} {path}")
+
+        with watching(refuse):
+            said = run(dry_run=True)
+        assert names_below(tmp_path) == before
+        result = run(dry_run=False)
+        assert said == replace(result, dry_run=True, bytes_written=0)
+        assert said.checkpoint == str(tmp_path / ("out" if way == "to" else "link"))
+        assert said.mode == ("to" if way == "to" else "aside")
+        assert said.room_bytes
+
+    def test_it_refuses_what_the_run_refuses(self, case: tuple[Path, Path], tmp_path: Path) -> None:
+        base, delta = case
+        (tmp_path / "full").mkdir()
+        (tmp_path / "full/x").write_text("x")
+        for dry_run in (True, False):
+            with pytest.raises(ConflictError, match="no empty folder"):
+                apply(delta, base, to=tmp_path / "full", dry_run=dry_run)
+            with pytest.raises(LocalError, match="No such file"):
+                apply(delta, base, to=tmp_path / "none/out", dry_run=dry_run)
+            with pytest.raises(UsageError, match="not a link"):
+                apply(delta, base, mode="aside", dry_run=dry_run)
+            with pytest.raises(WrongBaseError, match="nothing to build"):
+                apply(delta, tmp_path / "target", to=tmp_path / "out", dry_run=dry_run)
+        assert apply(delta, tmp_path / "target", dry_run=True).already
+
+    def test_every_name_is_taken(self, case: tuple[Path, Path], tmp_path: Path) -> None:
+        _, delta = case
+        apply(delta, tmp_path / "link", mode="aside", keep_previous=True)
+        name = os.readlink(tmp_path / "link")
+        (tmp_path / "link").unlink()
+        (tmp_path / "link").symlink_to("base")
+        for number in range(2, 10):
+            (tmp_path / f"{name}-{number}").write_text("mine")
+        assert not apply(delta, tmp_path / "link", mode="aside", dry_run=True).already
+        (tmp_path / name / "config.json").unlink()
+        for dry_run in (True, False):
+            with pytest.raises(ConflictError, match="all names like it"):
+                apply(delta, tmp_path / "link", mode="aside", dry_run=dry_run)
+
+    def test_only_where_it_is_built_has_to_have_room(
+        self, case: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        base, delta = case
+        monkeypatch.setattr(places, "free_bytes", lambda folder: 0 if folder.path == base else 1 << 40)
+        monkeypatch.setattr("os.access", lambda path, *rest, dir_fd, **more: os.fstat(dir_fd).st_ino != inode)
+        inode = base.stat().st_ino
+        assert apply(delta, base, to=tmp_path / "out", dry_run=True).room_bytes
+        with pytest.raises(LocalError, match="may not change names"):
+            apply(delta, base, dry_run=True)
+        inode = tmp_path.stat().st_ino
+        with pytest.raises(LocalError, match="may not change names"):
+            apply(delta, base, to=tmp_path / "out", dry_run=True)
 
 
 def _stop_at(step: str, part: str) -> Callable[[str, str, str], None]:

@@ -40,9 +40,7 @@ class Fresh:
 
     def check(self) -> None:
         """Raise LocalError if there is no room, DamagedError if the file system cannot hold the names."""
-        check_names(self._source, [shard.path for shard in self._plan.shards] + self._files.paths)
-        made = [shard.size for shard in self._plan.shards if not (self._links and shard.action is Action.KEEP)]
-        check_room(self._root, sum(made) + self._plan.written_file_bytes, len(self._plan.shards))
+        check_fresh(self._root, self._source, self._plan, self._files, links=self._links)
 
     def build(self, mode: str, commit: bytes) -> Outcome:
         """Build all shards that are not shared; what the pass over the base found out is not judged here."""
@@ -148,6 +146,18 @@ class Fresh:
             with suppress(OSError):
                 now[path] = identity_of(os.stat(self._job.root / path))
         return now
+
+
+def check_fresh(folder: Folder, source: Folder, plan: Plan, files: NewFiles, *, links: bool) -> None:
+    """Raise LocalError or DamagedError if what `plan` makes of `source` could not be built in or below `folder`."""
+    check_names(source, [shard.path for shard in plan.shards] + files.paths)
+    check_room(folder, room_of_fresh(plan, links=links), len(plan.shards))
+
+
+def room_of_fresh(plan: Plan, *, links: bool) -> int:
+    """Bytes that building a whole new folder takes; with `links`, what stays is shared."""
+    made = [shard.size for shard in plan.shards if not (links and shard.action is Action.KEEP)]
+    return sum(made) + plan.written_file_bytes
 
 
 def _with_those_above(folders: Sequence[str]) -> list[str]:

@@ -52,6 +52,11 @@ def check_places(root: Folder, paths: Collection[str]) -> None:
         _check_folder(root, folder, seen)
 
 
+def check_changeable(folder: Folder) -> None:
+    """Raise LocalError if this process may not change the names in a folder."""
+    _check_folder(folder, "", set())
+
+
 def check_names(root: Folder, paths: Iterable[str]) -> None:
     """Raise DamagedError if two of `paths` are one name to the file system, which does not tell small letters from
     large.
