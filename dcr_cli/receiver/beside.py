@@ -139,7 +139,7 @@ def rehearse_aside(link: Path, target: Target, skip: Sequence[str], *, keep_prev
     text, folder = _behind(link)
     with open_root(folder) as source, open_folder(source.path.parent) as parent, open_folder(link.parent) as above:
         found, job = look_at(source, target, skip)
-        is_exact = not found.is_base
+        is_exact = found.has_target_files
         if is_there_already(found, job):
             return nothing_done(str(link), ASIDE, job, exact=is_exact, foreign=found.foreign, dry_run=True)
         for place in (source, parent, above):
