@@ -45,8 +45,12 @@ class DeltaOutput:
                 self._made_folder = parent.make_folder(self.folder.name, exist_ok=True)
                 parent.sync()
             self._open = open_folder(self.folder)
-            self._clear(self._open)
-            self._open.make_folder(PAYLOADS_NAME)
+            try:
+                self._clear(self._open)
+                self._open.make_folder(PAYLOADS_NAME)
+            except BaseException:
+                self._open.close()
+                raise
         return self
 
     def __exit__(

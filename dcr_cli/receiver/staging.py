@@ -156,8 +156,12 @@ def stage(
 def _with_header(create_shard: Callable[[int], File], number: int, shard: NewShard) -> Callable[[], File]:
     def create() -> File:
         file = create_shard(number)
-        file.write_at(0, shard.header)
-        file.resize(shard.size)
+        try:
+            file.write_at(0, shard.header)
+            file.resize(shard.size)
+        except BaseException:
+            file.close()
+            raise
         return file
 
     return create
