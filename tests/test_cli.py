@@ -187,6 +187,13 @@ def test_diff_refuses_an_output_that_is_taken(run: Run, tiny_pair: tuple[Path, P
     assert is_failure(run("diff", *tiny_pair, "-o", delta), 6, "delta: exists", "another name")
 
 
+def test_what_is_refused_leaves_no_file_open(run: Run, tiny_pair: tuple[Path, Path], delta: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    for arguments in (["diff", *tiny_pair, "-o", delta], ["apply", delta, delta], ["show", tiny_pair[0]]):
+        assert run(*arguments).code > 1
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
 @pytest.mark.parametrize("encoding", ["auto", "context", "gap", "whole"])
 def test_diff_encoding(encoding: str, run: Run, tiny_pair: tuple[Path, Path], tmp_path: Path) -> None:
     found = run("diff", *tiny_pair, "-o", tmp_path / "delta", "--encoding", encoding, "--json").json
