@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Iterator
+import signal
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from strategies import write_tiny_pair
+
+# A background job of a shell ignores these, and so would every process that a test starts and wants to stop.
+for _number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, signal.default_int_handler if _number is signal.SIGINT else signal.SIG_DFL)
 
 # Machines are slow at times, and a temporary folder is meant to be shared by the examples of one test.
 settings.register_profile(
