@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import signal
 from collections.abc import Iterator
@@ -29,9 +30,10 @@ settings.load_profile("dcr")
 
 @pytest.fixture
 def few_descriptors() -> Iterator[None]:
-    """Leave this process 64 descriptors."""
+    """Leave this process as many descriptors as a new one has that may open 64."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
+    taken = 1 + max(int(name) for name in os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(64, taken + 54), hard))
     yield
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
