@@ -247,6 +247,9 @@ def test_a_stopped_apply(root: Path) -> None:
     assert str(error.hint) == f"dcr apply DELTA {root} finishes it"
     (root / IN_PROGRESS).write_text('{"delta": "the/delta"}')
     assert str(refusal(root, IncompleteError).hint) == f"dcr apply the/delta {root} finishes it"
+    (root / IN_PROGRESS).unlink()
+    os.mkfifo(root / IN_PROGRESS)
+    assert str(refusal(root, IncompleteError).hint) == f"dcr apply DELTA {root} finishes it"
     assert "tensor a is in it and in" in str(refusal(root, DamagedError, allow_incomplete=True))
     assert not is_incomplete(root / "none")
     assert not is_incomplete(root / FIRST)

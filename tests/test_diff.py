@@ -269,6 +269,21 @@ def test_the_output_must_be_free(tiny_pair: tuple[Path, Path], tmp_path: Path) -
     diff(*tiny_pair, tmp_path / "delta")
 
 
+def test_nothing_but_a_delta_is_ever_removed(tiny_pair: tuple[Path, Path], tmp_path: Path) -> None:
+    (tmp_path / "delta" / "payloads").mkdir(parents=True)
+    (tmp_path / "delta" / "payloads" / "thesis.txt").write_text("precious")
+    with pytest.raises(ConflictError, match="not empty"):
+        diff(*tiny_pair, tmp_path / "delta")
+    assert (tmp_path / "delta" / "payloads" / "thesis.txt").read_text() == "precious"
+    around = tmp_path / "around"
+    around.mkdir()
+    tiny_pair[0].rename(around / "payloads")
+    before = folder_bytes(around)
+    with pytest.raises(UsageError, match="around the checkpoint"):
+        diff(around / "payloads", tiny_pair[1], around)
+    assert folder_bytes(around) == before
+
+
 @pytest.mark.parametrize("side", [0, 1])
 def test_a_delta_inside_a_checkpoint_is_refused(tiny_pair: tuple[Path, Path], side: int) -> None:
     before = sorted(tiny_pair[side].rglob("*"))

@@ -6,6 +6,7 @@ It decides what is part of a checkpoint and reads it. It changes nothing and wri
 from __future__ import annotations
 
 import os
+import shlex
 import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -40,6 +41,9 @@ MAX_SIDECAR_BYTES = 64 << 20
 MAX_SIDECARS_BYTES = 1 << 30
 
 _SECOND_COPIES = ("consolidated*", "*.bin", "*.pt", "*.pth", "*.gguf", "original/")
+
+# So much of a marker is read to say how to finish.
+MAX_MARKER_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,11 +160,17 @@ def is_incomplete(root: str | os.PathLike[str]) -> bool:
 
 def _stopped_apply(folder: Path) -> str:
     """The command that finishes what was stopped, as the marker tells it; a marker may be anything."""
+    delta = "DELTA"
     try:
-        delta = strict_json((folder / IN_PROGRESS).read_bytes()[:65536], "marker")["delta"]
+        fd = os.open(folder / IN_PROGRESS, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            if stat.S_ISREG(os.fstat(fd).st_mode):
+                delta = shlex.quote(strict_json(os.read(fd, MAX_MARKER_BYTES), "marker")["delta"])
+        finally:
+            os.close(fd)
     except (OSError, DamagedError, TypeError, KeyError):
-        delta = "DELTA"
-    return f"dcr apply {delta} {folder}"
+        pass
+    return f"dcr apply {delta} {shlex.quote(str(folder))}"
 
 
 def open_checkpoint(

@@ -6,6 +6,7 @@ What is in them is not its business. Without a folder the same documents are mad
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -20,6 +21,8 @@ from dcr_cli.errors import ConflictError, UsageError
 
 MANIFEST_NAME, DIGESTS_NAME, COMMIT_NAME, PAYLOADS_NAME = "manifest.zst", "digests.zst", "commit.json", "payloads"
 _NAMES = {MANIFEST_NAME, DIGESTS_NAME, COMMIT_NAME, PAYLOADS_NAME, f"{COMMIT_NAME}.new"}
+# What a payload is called; nothing else is removed from a folder of payloads.
+_PAYLOAD = re.compile(r"[0-9]{6,}\.safetensors")
 
 
 class DeltaOutput:
@@ -115,11 +118,17 @@ class DeltaOutput:
             root = checkpoint.resolve()
             if place == root or root in place.parents:
                 raise UsageError(str(folder), f"a delta cannot lie inside the checkpoint {checkpoint}")
+            if place in root.parents:
+                raise UsageError(str(folder), f"a delta cannot be written around the checkpoint {checkpoint}")
 
     def _clear(self, opened: Folder) -> None:
         """Remove what a stopped run left; refuse anything else that is there."""
         names = opened.names()
-        if COMMIT_NAME in names or not set(names) <= _NAMES:
+        is_left_over = COMMIT_NAME not in names and set(names) <= _NAMES
+        if is_left_over and PAYLOADS_NAME in names:
+            with opened.open_folder(PAYLOADS_NAME) as payloads:
+                is_left_over = all(_PAYLOAD.fullmatch(name) for name in payloads.names())
+        if not is_left_over:
             raise ConflictError(
                 str(self.folder),
                 "exists and is not empty",
