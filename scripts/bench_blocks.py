@@ -14,15 +14,12 @@ from numpy.typing import NDArray
 import dcr_kernels as kernels
 from dcr_cli.delta.choice import StatesSample
 from dcr_cli.delta.encoding import (
-    Changed,
     Draft,
     Encoding,
     States,
     block_elements,
-    decode_block,
-    draft_block,
+    compare_block,
     encode_block,
-    find_changes,
 )
 
 Sums = NDArray[np.uint32]
@@ -83,15 +80,12 @@ def encode(blocks: list[Block]) -> Coded:
     held: list[tuple[int, Draft]] = []
     for number, block in enumerate(blocks):
         width = block.base.itemsize
-        digest = kernels.digest(block.base, block.offset)
-        _add(coded.base_digests, block, digest)
-        changes = find_changes(block.base, block.target)
-        if not len(changes.positions):
-            _add(coded.target_digests, block, digest)
+        found = compare_block(block.base, block.target, block.offset, block.pair.dtype, context=True, gap=False)
+        _add(coded.base_digests, block, found.digest)
+        _add(coded.target_digests, block, found.digest + found.growth)
+        draft = found.draft
+        if draft is None:
             continue
-        growth = kernels.digest_changes(changes.positions, changes.old, changes.new, block.offset)
-        _add(coded.target_digests, block, digest + growth)
-        draft = draft_block(block.base, block.target, changes, block.pair.dtype, context=True, gap=False)
         held.append((number, draft))
         if width not in coded.states:
             # The first blocks wait until the starting states are made of them.
@@ -121,19 +115,17 @@ def decode(blocks: list[Block], coded: Coded) -> Coded:
     """Decode all blocks into their buffers and digest both sides, as `dcr apply` does."""
     found = Coded([], {}, {}, {})
     for block, code in zip(blocks, coded.blocks, strict=True):
-        digest = kernels.digest(block.base, block.offset)
-        _add(found.base_digests, block, digest)
-        block.out[:] = block.base
-        if code:
-            changes = decode_block(
-                memoryview(code), block.base, block.pair.dtype, len(block.base), Encoding.CONTEXT, coded.states, None
-            )
-            if not isinstance(changes, Changed):
-                raise BenchError(f"{block.pair.name}: a block was stored whole, which this pair gives no reason for")
-            old = block.base.take(changes.positions)
-            digest = digest + kernels.digest_changes(changes.positions, old, changes.values, block.offset)
-            kernels.patch(block.out, changes.positions, changes.values)
-        _add(found.target_digests, block, digest)
+        if not code:
+            digest = kernels.digest(block.base, block.offset)
+            block.out[:] = block.base
+            _add(found.base_digests, block, digest)
+            _add(found.target_digests, block, digest)
+            continue
+        exponent = block.pair.dtype.exponent_bits, block.pair.dtype.exponent_shift
+        states = coded.states[block.base.itemsize]
+        decoded = kernels.context_decode(code, block.base, block.offset, exponent, states, block.out)
+        _add(found.base_digests, block, decoded.digest)
+        _add(found.target_digests, block, decoded.digest + decoded.growth)
     return found
 
 

@@ -19,8 +19,8 @@ from bench_methods import TensorPair, dense_xor, dense_xor_apply
 from bench_report import Goal, Report, at_least
 from numpy.typing import NDArray
 
-DIFF_KERNELS = ("scan and gather", "digest", "digest_changes", "context_draft", "magnitude_bins", "magnitude_encode")
-APPLY_KERNELS = ("copy and patch", "digest", "digest_changes", "context_decode")
+DIFF_KERNELS = ("compare", "magnitude_encode")
+APPLY_KERNELS = ("context_decode",)
 
 
 def codec(report: Report, pairs: list[TensorPair], rate: float, rounds: int) -> None:

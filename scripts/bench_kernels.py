@@ -16,7 +16,7 @@ from bench_report import BenchError
 from numpy.typing import NDArray
 
 import dcr_kernels as kernels
-from dcr_cli.delta.encoding import Changes, find_changes
+from dcr_cli.delta.encoding import Changes
 from dcr_cli.delta.huffman import HuffmanTable, build_table
 
 TABLE_BLOCKS = 64
@@ -49,18 +49,14 @@ def kernel_times(blocks: list[Block], coded: Coded, rounds: int) -> dict[str, fl
         return lambda: [work(i) for i in inputs]
 
     tasks: Tasks = {
-        "scan and gather": each(lambda i: find_changes(i.block.base, i.block.target)),
+        "compare": each(lambda i: kernels.compare(i.block.base, i.block.target, i.block.offset, i.fields)),
+        "compare, no draft": each(lambda i: kernels.compare(i.block.base, i.block.target, i.block.offset)),
         "digest": each(lambda i: kernels.digest(i.block.base, i.block.offset)),
-        "digest_changes": each(
-            lambda i: kernels.digest_changes(i.changes.positions, i.changes.old, i.changes.new, i.block.offset)
-        ),
-        "context_draft": each(
-            lambda i: kernels.context_draft(i.block.base, i.block.target, i.changes.positions, *i.fields)
-        ),
         "magnitude_bins": each(lambda i: kernels.magnitude_bins(i.class_counts, i.magnitudes)),
         "magnitude_encode": each(lambda i: kernels.magnitude_encode(i.class_counts, i.magnitudes, states)),
-        "context_decode": each(lambda i: kernels.context_decode(i.code, i.block.base, *i.fields, states)),
-        "copy and patch": each(_copy_and_patch),
+        "context_decode": each(
+            lambda i: kernels.context_decode(i.code, i.block.base, i.block.offset, i.fields, states, i.block.out)
+        ),
         "position_bits": each(lambda i: kernels.position_bits(len(i.block.base), i.changes.positions)),
         **_gap_tasks(inputs),
     }
@@ -68,15 +64,12 @@ def kernel_times(blocks: list[Block], coded: Coded, rounds: int) -> dict[str, fl
 
 
 def _input(block: Block, code: bytes) -> _Input:
-    changes = find_changes(block.base, block.target)
     fields = block.pair.dtype.exponent_bits, block.pair.dtype.exponent_shift
-    _, counts, magnitudes = kernels.context_draft(block.base, block.target, changes.positions, *fields)
-    return _Input(block, code, changes, counts, magnitudes, fields)
-
-
-def _copy_and_patch(given: _Input) -> None:
-    given.block.out[:] = given.block.base
-    kernels.patch(given.block.out, given.changes.positions, given.changes.new)
+    found = kernels.compare(block.base, block.target, block.offset, fields)
+    if found.draft is None:
+        raise BenchError(f"{block.pair.name}: nothing changed in a block that was coded")
+    changes = Changes(found.positions, found.old, found.new)
+    return _Input(block, code, changes, found.draft.class_counts, found.draft.magnitudes, fields)
 
 
 def _gap_tasks(inputs: list[_Input]) -> Tasks:

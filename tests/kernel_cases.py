@@ -101,3 +101,15 @@ def unaligned(array: NDArray[Any], shift: int = 1) -> NDArray[Any]:
     copy = room[start : start + array.nbytes].view(array.dtype)
     copy[:] = array
     return copy
+
+
+def draft(kernels: Any, base: Elements, target: Elements, exponent: tuple[int, int]) -> tuple[bytes, Any, Any]:
+    """Return the stream, class counts and magnitudes of the context form of a block that changes."""
+    stream, class_counts, magnitudes = kernels.compare(base, target, 0, exponent).draft
+    return stream, class_counts, magnitudes
+
+
+def decode(kernels: Any, block: Any, base: Elements, exponent: tuple[int, int], states: Any) -> tuple[Any, Any]:
+    """Return the positions and the new bits of a context block."""
+    positions, values = kernels.context_decode(block, base, 0, exponent, states)[2:]
+    return positions, values

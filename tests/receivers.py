@@ -19,10 +19,9 @@ from dcr_cli.delta.delta import open_delta
 from dcr_cli.delta.encoding import (
     BLOCK_BYTES,
     Encoding,
-    draft_block,
+    compare_block,
     encode_block,
     encode_whole,
-    find_changes,
     uint_dtype,
 )
 from dcr_cli.delta.huffman import build_table, write_table
@@ -180,14 +179,13 @@ def put_into_boxes(
         states = {width: np.full((16, 32), 32768, np.uint16) for width in (1, 2, 4, 8)}
         changed = 0
         for a, b in blocks:
-            changes = find_changes(a, b)
-            changed += len(changes.positions)
+            draft = compare_block(a, b, 0, dtype, context=True, gap=True).draft
+            changed += draft.changed if draft is not None else 0
             if encoding is Encoding.WHOLE:
                 writer.add_block(encode_whole(b))
-            elif not len(changes.positions):
+            elif draft is None:
                 writer.add_block(b"")
             else:
-                draft = draft_block(a, b, changes, dtype, context=True, gap=True)
                 writer.add_block(encode_block(draft, encoding, dtype.width, states, table, lambda a=a, b=b: (a, b)))
         pieces.append((box, encoding, total if encoding is Encoding.WHOLE else changed, writer.end_piece()))
     payloads = tuple(opened.manifest.payloads)

@@ -15,12 +15,11 @@ from dcr_cli.delta.encoding import (
     Changed,
     Elements,
     Encoding,
+    compare_block,
     decode_block,
     decode_whole,
-    draft_block,
     encode_block,
     encode_whole,
-    find_changes,
 )
 from dcr_cli.delta.huffman import HuffmanTable, build_table
 
@@ -40,15 +39,15 @@ def pair(seed: int, elements: int, width: int, rate: float, spread: int) -> tupl
 
 def round_trip(base: Elements, target: Elements, dtype: Dtype, allowed: Allowed, encoding: Encoding | None) -> bytes:
     """Encode one block as the encoder does, decode it, compare; gives the block."""
-    changes = find_changes(base, target)
-    draft = draft_block(base, target, changes, dtype, context=allowed.context, gap=allowed.gap)
+    draft = compare_block(base, target, 0, dtype, context=allowed.context, gap=allowed.gap).draft
+    assert draft is not None
 
     def load() -> tuple[Elements, Elements]:
         return base, target
 
     if encoding in (Encoding.GAP_XOR, Encoding.GAP_OVERWRITE):
         symbols = base ^ target if encoding is Encoding.GAP_XOR else target
-        values, counts = np.unique(symbols[changes.positions], return_counts=True)
+        values, counts = np.unique(symbols[base != target], return_counts=True)
         table: HuffmanTable | None = build_table(
             dict(zip(values.tolist(), counts.tolist(), strict=True)), dtype.width, complete=True
         )
@@ -145,5 +144,6 @@ def test_the_choice_is_the_smallest() -> None:
     flipped = base.copy()
     flipped[rng.choice(20000, 400, replace=False)] ^= np.uint64(1 << 20)
     load = lambda: (base, flipped)  # noqa: E731
-    draft = draft_block(base, flipped, find_changes(base, flipped), DTYPES["I64"], context=True, gap=True)
+    draft = compare_block(base, flipped, 0, DTYPES["I64"], context=True, gap=True).draft
+    assert draft is not None
     assert choose([(draft, load)], DTYPES["I64"], ALLOWED["auto"], complete=True).encoding is Encoding.GAP_XOR

@@ -782,10 +782,9 @@ def decode_gap(block: bytes, elements: int = 4) -> Any:
 def context(base: Any, target: Any, dtype: Any = U8) -> tuple[bytes, bytes]:
     """The stream and the coder's section of a context block."""
     old, new = (np.array(values, f"<u{dtype.width}") for values in (base, target))
-    stream, counts, magnitudes = kernels.context_draft(
-        old, new, kernels.scan(old, new), dtype.exponent_bits, dtype.exponent_shift
-    )
-    return stream, kernels.magnitude_encode(counts, magnitudes, STATES[dtype.width])
+    draft = kernels.compare(old, new, 0, (dtype.exponent_bits, dtype.exponent_shift)).draft
+    assert draft is not None
+    return draft.stream, kernels.magnitude_encode(draft.class_counts, draft.magnitudes, STATES[dtype.width])
 
 
 def test_rule_61_varints() -> None:

@@ -13,7 +13,19 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from hypothesis.extra import numpy as hnp
 
 from dcr_kernels import reference
-from kernel_cases import BLOCK_BYTES, RATES, SIZES, SPECS, Elements, Spec, pair, unaligned, weights
+from kernel_cases import (
+    BLOCK_BYTES,
+    RATES,
+    SIZES,
+    SPECS,
+    Elements,
+    Spec,
+    decode,
+    draft as draft_of,
+    pair,
+    unaligned,
+    weights,
+)
 
 try:
     import dcr_kernels.native as native
@@ -91,7 +103,7 @@ def expected(spec: Spec, n: int, rate: float) -> dict[str, Any]:
     }
     if positions.size:
         start = states(n)
-        draft, counts, magnitudes = reference.context_draft(base, target, positions, *kind(spec))
+        draft, counts, magnitudes = draft_of(reference, base, target, kind(spec))
         masks = base[positions] ^ target[positions]
         tables = [table_of(masks, 12), ONLY_ESCAPE]
         section = reference.magnitude_encode(counts, magnitudes, start)
@@ -100,7 +112,7 @@ def expected(spec: Spec, n: int, rate: float) -> dict[str, Any]:
             "draft": (draft, counts, magnitudes),
             "bins": reference.magnitude_bins(counts, magnitudes),
             "section": section,
-            "context": reference.context_decode(draft + section, base, *kind(spec), start),
+            "context": decode(reference, draft + section, base, kind(spec), start),
             "changes": reference.digest_changes(positions, base[positions], target[positions], 0),
             "masks": masks,
             "tables": tables,
@@ -121,11 +133,11 @@ def check(spec: Spec, n: int, rate: float) -> None:
     if not positions.size:
         return
     start = want["states"]
-    draft, counts, magnitudes = native.context_draft(base, target, positions, *kind(spec))
+    draft, counts, magnitudes = draft_of(native, base, target, kind(spec))
     assert exact((draft, counts, magnitudes)) == exact(want["draft"])
     assert exact(native.magnitude_bins(counts, magnitudes)) == exact(want["bins"])
     assert native.magnitude_encode(counts, magnitudes, start) == want["section"]
-    decoded = native.context_decode(draft + want["section"], base, *kind(spec), start)
+    decoded = decode(native, draft + want["section"], base, kind(spec), start)
     assert exact(decoded) == exact(want["context"])
     out = place(want["base"])
     native.patch(out, *decoded)
@@ -306,12 +318,11 @@ def test_every_class_and_top(level: str) -> None:
                 base = (exponents << np.uint64(spec.exponent_shift)).astype(spec.dtype)
                 base |= rng.integers(0, 1 << spec.exponent_shift, n).astype(spec.dtype)
                 target = (base ^ (rng.random(n) < 0.2)).astype(spec.dtype)
-                positions = reference.scan(base, target)
-                want = reference.context_draft(base, target, positions, *kind(spec))
-                assert exact(native.context_draft(base, target, positions, *kind(spec))) == exact(want)
+                want = draft_of(reference, base, target, kind(spec))
+                assert exact(draft_of(native, base, target, kind(spec))) == exact(want)
                 block = want[0] + reference.magnitude_encode(*want[1:], start)
-                decoded = reference.context_decode(block, base, *kind(spec), start)
-                assert exact(native.context_decode(block, base, *kind(spec), start)) == exact(decoded)
+                decoded = decode(reference, block, base, kind(spec), start)
+                assert exact(decode(native, block, base, kind(spec), start)) == exact(decoded)
 
 
 @every_level
@@ -323,9 +334,7 @@ def test_every_rate_of_change(level: str) -> None:
         positions = np.sort(np.random.default_rng(count).permutation(n)[:count]).astype(np.uint32)
         target = base.copy()
         target[positions] = 1
-        assert exact(native.context_draft(base, target, positions, 0, 0)) == exact(
-            reference.context_draft(base, target, positions, 0, 0)
-        )
+        assert exact(draft_of(native, base, target, (0, 0))) == exact(draft_of(reference, base, target, (0, 0)))
         block = reference.gap_encode(n, positions, target[positions], *ONLY_ESCAPE)
         assert native.gap_encode(n, positions, target[positions], *ONLY_ESCAPE) == block
         assert exact(native.gap_decode(block, n, 1, *ONLY_ESCAPE)) == exact((positions, target[positions]))
@@ -456,7 +465,7 @@ def damaged_blocks(spec: Spec, n: int, rate: float) -> list[tuple[bytes, Any, by
         result.append(
             (
                 first,
-                outcome(lambda: reference.context_decode(first, want["base"], *kind(spec), want["states"])),  # noqa: B023
+                outcome(lambda: decode(reference, first, want["base"], kind(spec), want["states"])),  # noqa: B023
                 second,
                 outcome(lambda: reference.gap_decode(second, n, spec.width, *table)),  # noqa: B023
                 table,
@@ -472,7 +481,7 @@ def test_damaged_blocks(spec: Spec, n: int, rate: float, level: str) -> None:
     want = expected(spec, n, rate)
     for context, context_want, gap, gap_want, table in damaged_blocks(spec, n, rate):
         for block in (context, unaligned(np.frombuffer(context, np.uint8))):
-            got = outcome(lambda: native.context_decode(block, want["base"], *kind(spec), want["states"]))  # noqa: B023
+            got = outcome(lambda: decode(native, block, want["base"], kind(spec), want["states"]))  # noqa: B023
             assert got == context_want, (context.hex(), got)
         for block in (gap, unaligned(np.frombuffer(gap, np.uint8))):
             got = outcome(lambda: native.gap_decode(block, n, spec.width, *table))  # noqa: B023
@@ -488,10 +497,65 @@ def test_another_base(spec: Spec, level: str) -> None:
     for seed in range(20):
         n = (1000, 999, 1001, 64)[seed % 4]
         base = weights(spec, n, np.random.default_rng(seed))
-        arguments = (block, base, *kind(spec), want["states"])
-        assert outcome(lambda: native.context_decode(*arguments)) == outcome(  # noqa: B023
-            lambda: reference.context_decode(*arguments)  # noqa: B023
+        arguments = (block, base, kind(spec), want["states"])
+        assert outcome(lambda: decode(native, *arguments)) == outcome(  # noqa: B023
+            lambda: decode(reference, *arguments)  # noqa: B023
         )
+
+
+@every_level
+@pytest.mark.parametrize("offset", [0, 8192, 3 * 8192 + 2, 2**40 + 64, 1, 8191])
+@pytest.mark.parametrize(
+    ("n", "rate"), [(1, 1.0), (1000, 0.3), (16384, 0.01), (16385, 0.03), (70001, 0.0), (70001, 0.001)]
+)
+@every_spec
+def test_both_sides_at_once(spec: Spec, n: int, rate: float, offset: int, level: str) -> None:
+    """Comparing and decoding do in one pass what the single functions do, wherever a block lies in its tensor."""
+    base, target = pair(spec, n, rate, 7)
+    for exponent in (None, kind(spec)):
+        found, want = native.compare(base, target, offset, exponent), reference.compare(base, target, offset, exponent)
+        assert exact(tuple(found[:5])) == exact(tuple(want[:5]))
+        assert (found.draft is None) == (want.draft is None) == (exponent is None or not len(want.positions))
+        if want.draft is not None:
+            assert exact(tuple(found.draft)) == exact(tuple(want.draft))
+    if want.draft is None:
+        return
+    assert exact(found.digest + found.growth) == exact(reference.digest(target, offset))
+    start = states(n)
+    block = want.draft.stream + reference.magnitude_encode(want.draft.class_counts, want.draft.magnitudes, start)
+    for place in (np.copy, unaligned):
+        source = place(base)
+        other = place(np.full_like(base, 0x55))
+        for out in (None, other, source):
+            got = native.context_decode(block, source, offset, kind(spec), start, out)
+            assert exact(tuple(got)) == exact(tuple(reference.context_decode(block, base, offset, kind(spec), start)))
+            assert source.tobytes() == (target if out is source else base).tobytes()
+        assert other.tobytes() == target.tobytes()
+
+
+@every_level
+def test_changes_that_begin_late(level: str) -> None:
+    """Classes are counted only from the first change on; those of the groups before it count too."""
+    spec = SPECS[5]
+    for first in (0, 16383, 16384, 100000, 2**18 - 1):
+        base = weights(spec, 2**18, np.random.default_rng(first))
+        target = base.copy()
+        target[first] += np.uint16(3)
+        assert exact(draft_of(native, base, target, kind(spec))) == exact(draft_of(reference, base, target, kind(spec)))
+
+
+@every_level
+def test_a_refused_block_changes_nothing_in_place(level: str) -> None:
+    spec = SPECS[5]
+    base, target = pair(spec, 5000, 0.1)
+    stream, counts, magnitudes = draft_of(reference, base, target, kind(spec))
+    start = states(1)
+    block = stream + reference.magnitude_encode(counts, magnitudes, start)
+    for bad in (b"", block[: len(stream) // 2], block + b"\0", block + b"\1" * 8):
+        place = base.copy()
+        with pytest.raises(ValueError, match=r"at byte \d+$"):
+            native.context_decode(bad, place, 0, kind(spec), start, place)
+        assert place.tobytes() == base.tobytes()
 
 
 @every_level
@@ -500,7 +564,7 @@ def test_refusals_say_where(level: str) -> None:
     start = states(1)
     for block in (b"", b"\x01", b"\x00", bytes(9), b"\x02", b"\xfe" * 40, b"\x04" + b"\xff" * 50):
         with pytest.raises(ValueError, match=r"at byte \d+$"):
-            native.context_decode(block, base, 8, 7, start)
+            decode(native, block, base, (8, 7), start)
         with pytest.raises(ValueError, match=r"at byte \d+$"):
             native.gap_decode(block, 64, 2, *ONLY_ESCAPE)
 
@@ -515,6 +579,8 @@ def test_wrong_arguments_are_refused(level: str) -> None:
     zero_state[15, 31] = 0
     ones = np.ones(2, np.uint16)
     two = np.array([2], np.uint32)
+    stream, counts, magnitudes = draft_of(reference, base, target, (8, 7))
+    block = stream + reference.magnitude_encode(counts, magnitudes, start)
 
     def positions(*values: int) -> Any:
         return np.array(values, np.uint32)
@@ -522,19 +588,19 @@ def test_wrong_arguments_are_refused(level: str) -> None:
     def calls(module: Any) -> list[Callable[[], Any]]:
         return [
             lambda: module.scan(base, target[:63]),
-            lambda: module.context_draft(base, target, positions(), 8, 7),
-            lambda: module.context_draft(base, target, positions(1, 1), 8, 7),
-            lambda: module.context_draft(base, target, positions(2, 1), 8, 7),
-            lambda: module.context_draft(base, target, positions(64), 8, 7),
-            lambda: module.context_draft(base, target, positions(2**32 - 1), 8, 7),
-            lambda: module.context_draft(base, base, positions(1), 8, 7),
-            lambda: module.context_draft(base, target[:63], positions(1), 8, 7),
-            lambda: module.context_draft(base, target, positions(1), 9, 8),
-            lambda: module.context_draft(base, target, positions(1), -1, 0),
-            lambda: module.context_draft(base, target, positions(1), 8, -1),
-            lambda: module.context_decode(b"\0", base, 17, 0, start),
-            lambda: module.context_decode(b"\0", base, 8, 7, start[:15]),
-            lambda: module.context_decode(b"\0", base, 8, 7, zero_state),
+            lambda: module.compare(base, target[:63], 0),
+            lambda: module.compare(base, target.view(np.uint8), 0),
+            lambda: module.compare(base, target, -1),
+            lambda: module.compare(base, target, 0, (9, 8)),
+            lambda: module.compare(base, target, 0, (-1, 0)),
+            lambda: module.compare(base, target, 0, (8, -1)),
+            lambda: module.compare(base, target, 0, (17, 0)),
+            lambda: module.context_decode(b"\0", base, 0, (17, 0), start),
+            lambda: module.context_decode(b"\0", base, 0, (8, 7), start[:15]),
+            lambda: module.context_decode(b"\0", base, 0, (8, 7), zero_state),
+            lambda: module.context_decode(block, base, -1, (8, 7), start),
+            lambda: module.context_decode(block, base, 0, (8, 7), start, base[:63].copy()),
+            lambda: module.context_decode(block, base, 0, (8, 7), start, base.view(np.uint8).copy()),
             lambda: module.magnitude_encode(two, ones, zero_state),
             lambda: module.magnitude_encode(two, ones[:1], start),
             lambda: module.magnitude_encode(positions(1, 1), ones, start),
@@ -583,12 +649,12 @@ def test_any_bits(level: str, spec: Spec, n: int, seed: int, data: st.DataObject
     if not positions.size:
         return
     start = np.clip(rng.integers(0, 65536, (16, 32)), 1, None).astype(np.uint16)
-    want = reference.context_draft(base, target, positions, *kind(spec))
-    assert exact(native.context_draft(base, target, positions, *kind(spec))) == exact(want)
+    want = draft_of(reference, base, target, kind(spec))
+    assert exact(draft_of(native, base, target, kind(spec))) == exact(want)
     section = reference.magnitude_encode(*want[1:], start)
     assert native.magnitude_encode(*want[1:], start) == section
-    decoded = reference.context_decode(want[0] + section, base, *kind(spec), start)
-    assert exact(native.context_decode(want[0] + section, base, *kind(spec), start)) == exact(decoded)
+    decoded = decode(reference, want[0] + section, base, kind(spec), start)
+    assert exact(decode(native, want[0] + section, base, kind(spec), start)) == exact(decoded)
 
 
 @every_level

@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 from hypothesis.extra import numpy as hnp
 
 from dcr_kernels import describe, reference, streams
-from kernel_cases import RATES, SIZES, SPECS, Elements, Spec, pair, unaligned
+from kernel_cases import RATES, SIZES, SPECS, Elements, Spec, decode, draft as draft_of, pair, unaligned
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -187,12 +187,12 @@ CONTEXT = stream(HEAD + GAPS + "01") + b"\x52"
 
 def test_context_by_hand() -> None:
     target = np.array([0, 0, 1, 0, 0, 253, 0, 0], np.uint8)
-    draft, counts, magnitudes = reference.context_draft(BASE, target, np.array([2, 5], np.uint32), 0, 0)
+    draft, counts, magnitudes = draft_of(reference, BASE, target, (0, 0))
     assert draft == bytes.fromhex("2c09")
     assert counts.dtype == np.uint32 and counts.tolist() == [2]
     assert magnitudes.dtype == np.uint8 and magnitudes.tolist() == [1, 3]
     assert draft + reference.magnitude_encode(counts, magnitudes, STATES) == CONTEXT == bytes.fromhex("2c0952")
-    positions, values = reference.context_decode(CONTEXT, BASE, 0, 0, STATES)
+    positions, values = decode(reference, CONTEXT, BASE, (0, 0), STATES)
     assert positions.tolist() == [2, 5] and values.tolist() == [1, 253]
 
 
@@ -200,31 +200,29 @@ def test_context_orders_by_class() -> None:
     base = np.array([0x3C00, 0x4000, 0x3800] * 100, np.uint16)
     target = base.copy()
     target[[0, 1, 2, 4]] += np.array([1, 2, 3, 4], np.uint16)
-    positions = reference.scan(base, target)
-    draft, counts, magnitudes = reference.context_draft(base, target, positions, 5, 10)
+    draft, counts, magnitudes = draft_of(reference, base, target, (5, 10))
     assert draft[0] & 0x3F == 16 << 1
     assert counts.tolist() == [2, 1, 1] + [0] * 13
     assert magnitudes.tolist() == [2, 4, 1, 3]
     block = draft + reference.magnitude_encode(counts, magnitudes, STATES)
-    decoded, values = reference.context_decode(block, base, 5, 10, STATES)
+    decoded, values = decode(reference, block, base, (5, 10), STATES)
     assert decoded.tolist() == [1, 4, 0, 2] and values.tolist() == target[[1, 4, 0, 2]].tolist()
 
 
 def test_class_15_is_the_last() -> None:
     base = np.array([100, 101, 99, 86, 85, 84, 1, 0], np.uint16) << np.uint16(7)
     target = base ^ np.uint16(1)
-    _, counts, _ = reference.context_draft(base, target, np.arange(8, dtype=np.uint32), 8, 7)
+    _, counts, _ = draft_of(reference, base, target, (8, 7))
     assert counts.tolist() == [1, 1, 1] + [0] * 12 + [5]
 
 
 def test_top_leaves_one_in_256_above() -> None:
     base = np.full(512, 10 << 7, np.uint16)
     target = base ^ np.uint16(1)
-    positions = np.arange(512, dtype=np.uint32)
     for above, top in ((2, 10), (3, 255)):
         base[:above] = target[:above] = 0x7F80
         target[:above] ^= 1
-        draft, _, _ = reference.context_draft(base, target, positions, 8, 7)
+        draft, _, _ = draft_of(reference, base, target, (8, 7))
         assert int.from_bytes(draft[:2], "little") >> 1 & 255 == top
 
 
@@ -232,9 +230,9 @@ def test_top_leaves_one_in_256_above() -> None:
 def test_context_round_trip(change: tuple[Spec, Elements, Elements], states: Any) -> None:
     spec, base, target = change
     kind = (spec.exponent_bits, spec.exponent_shift)
-    draft, counts, magnitudes = reference.context_draft(base, target, reference.scan(base, target), *kind)
+    draft, counts, magnitudes = draft_of(reference, base, target, kind)
     block = draft + reference.magnitude_encode(counts, magnitudes, states)
-    positions, values = reference.context_decode(block, base, *kind, states)
+    positions, values = decode(reference, block, base, kind, states)
     assert positions.dtype == np.uint32 and values.dtype == base.dtype
     out = base.copy()
     reference.patch(out, positions, values)
@@ -251,9 +249,9 @@ def test_every_encoding_round_trips(spec: Spec, rate: float) -> None:
         if not positions.size:
             continue
         kind = (spec.exponent_bits, spec.exponent_shift)
-        draft, counts, magnitudes = reference.context_draft(base, target, positions, *kind)
+        draft, counts, magnitudes = draft_of(reference, base, target, kind)
         block = draft + reference.magnitude_encode(counts, magnitudes, STATES)
-        decoded, values = reference.context_decode(block, base, *kind, STATES)
+        decoded, values = decode(reference, block, base, kind, STATES)
         assert sorted(decoded.tolist()) == positions.tolist() and (values == target[decoded]).all()
         masks = base[positions] ^ target[positions]
         block = reference.gap_encode(n, positions, masks, *table)
@@ -286,22 +284,22 @@ MALFORMED_CONTEXT = {
 def test_context_refuses(rule: str) -> None:
     message, block = MALFORMED_CONTEXT[rule]
     with pytest.raises(ValueError, match=rf"{message}.*: at byte \d+$"):
-        reference.context_decode(block, BASE, 0, 0, STATES)
+        decode(reference, block, BASE, (0, 0), STATES)
 
 
 @pytest.mark.parametrize("end", range(len(CONTEXT) - 1))
 def test_context_refuses_a_cut_stream(end: int) -> None:
     with pytest.raises(ValueError, match=r"at byte \d+$"):
-        reference.context_decode(CONTEXT[:end], BASE, 0, 0, STATES)
+        decode(reference, CONTEXT[:end], BASE, (0, 0), STATES)
 
 
 def test_context_refuses_another_top() -> None:
     base = np.full(8, 0x3F80, np.uint16)
-    draft, counts, magnitudes = reference.context_draft(base, base + np.uint16(1), np.arange(8, dtype=np.uint32), 8, 7)
+    draft, counts, magnitudes = draft_of(reference, base, base + np.uint16(1), (8, 7))
     block = draft + reference.magnitude_encode(counts, magnitudes, STATES)
-    reference.context_decode(block, base, 8, 7, STATES)
+    decode(reference, block, base, (8, 7), STATES)
     with pytest.raises(ValueError, match=r"top exponent .* at byte 1$"):
-        reference.context_decode(block, base + np.uint16(0x80), 8, 7, STATES)
+        decode(reference, block, base + np.uint16(0x80), (8, 7), STATES)
 
 
 def one_change(sign: int, magnitude: int) -> bytes:
@@ -315,12 +313,12 @@ def one_change(sign: int, magnitude: int) -> bytes:
 @pytest.mark.parametrize(("sign", "magnitude"), [(0, 128), (0, 129), (1, 129), (0, 255), (1, 255)])
 def test_context_refuses_magnitudes_out_of_range(sign: int, magnitude: int) -> None:
     with pytest.raises(ValueError, match=r"magnitude out of range: at byte \d+$"):
-        reference.context_decode(one_change(sign, magnitude), BASE, 0, 0, STATES)
+        decode(reference, one_change(sign, magnitude), BASE, (0, 0), STATES)
 
 
 def test_context_refuses_a_magnitude_of_too_many_bits() -> None:
     with pytest.raises(ValueError, match=r"magnitude of more than 8 bits: at byte \d+$"):
-        reference.context_decode(one_change(0, 256), BASE, 0, 0, STATES)
+        decode(reference, one_change(0, 256), BASE, (0, 0), STATES)
 
 
 @pytest.mark.parametrize(
@@ -328,38 +326,41 @@ def test_context_refuses_a_magnitude_of_too_many_bits() -> None:
 )
 def test_context_takes_the_extreme_magnitudes(sign: int, magnitude: int, value: int) -> None:
     block = one_change(sign, magnitude)
-    assert reference.context_decode(block, BASE, 0, 0, STATES)[1].tolist() == [value]
+    assert decode(reference, block, BASE, (0, 0), STATES)[1].tolist() == [value]
     target = BASE.copy()
     target[0] = value
-    draft, counts, magnitudes = reference.context_draft(BASE, target, np.zeros(1, np.uint32), 0, 0)
+    draft, counts, magnitudes = draft_of(reference, BASE, target, (0, 0))
     assert draft + reference.magnitude_encode(counts, magnitudes, STATES) == block
 
 
 @pytest.mark.parametrize("kind", [(-1, 0), (8, 1), (9, 0), (0, -1)])
 def test_context_refuses_an_exponent_outside(kind: tuple[int, int]) -> None:
     with pytest.raises(ValueError, match="exponent"):
-        reference.context_decode(CONTEXT, BASE, *kind, STATES)
+        decode(reference, CONTEXT, BASE, kind, STATES)
 
 
-def test_context_draft_refuses_wrong_positions() -> None:
-    target = BASE + np.uint8(1)
-    target[3] = 0
-    for positions, message in (
-        ([], "no positions"),
-        ([1, 1], "at element 1$"),
-        ([2, 1], "at element 1$"),
-        ([1, 8], "at element 1$"),
-        ([2, 3], "unchanged element: at element 1$"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            reference.context_draft(BASE, target, np.array(positions, np.uint32), 0, 0)
+@pytest.mark.parametrize("offset", [0, 3, 8190])
+def test_comparing_and_decoding_digest_both_sides(offset: int) -> None:
+    base, target = pair(SPECS[5], 5000, 0.05)
+    found = reference.compare(base, target, offset, (8, 7))
+    assert found.draft is not None
+    block = found.draft.stream + reference.magnitude_encode(found.draft.class_counts, found.draft.magnitudes, STATES)
+    out = np.zeros_like(base)
+    decoded = reference.context_decode(block, base, offset, (8, 7), STATES, out)
+    assert out.tobytes() == target.tobytes()
+    for sums in (found, decoded):
+        assert sums.digest.tolist() == reference.digest(base, offset).tolist()
+        assert (sums.digest + sums.growth).tolist() == reference.digest(target, offset).tolist()
+    assert reference.compare(base, base, offset, (8, 7)).draft is None
+    reference.context_decode(block, base, offset, (8, 7), STATES, base)
+    assert base.tobytes() == target.tobytes()
 
 
 def test_a_state_of_zero_is_refused() -> None:
     states = STATES.copy()
     states[1, 2] = 0
     with pytest.raises(ValueError, match=r"at element 34$"):
-        reference.context_decode(CONTEXT, BASE, 0, 0, states)
+        decode(reference, CONTEXT, BASE, (0, 0), states)
     with pytest.raises(ValueError, match=r"at element 34$"):
         reference.magnitude_encode(np.ones(1, np.uint32), np.ones(1, np.uint8), states)
 
@@ -612,11 +613,11 @@ def result_of(decode: Callable[[], tuple[Any, Any]]) -> tuple[Any, Any] | str:
 def test_any_bytes_decode_or_are_refused(block: bytes, spec: Spec, n: int) -> None:
     base = np.zeros(n, spec.dtype)
     decoders: list[Callable[[], tuple[Any, Any]]] = [
-        lambda: reference.context_decode(block, base, spec.exponent_bits, spec.exponent_shift, STATES),
+        lambda: decode(reference, block, base, (spec.exponent_bits, spec.exponent_shift), STATES),
         lambda: reference.gap_decode(block, n, spec.width, *TABLE),
     ]
-    for decode in decoders:
-        decoded = result_of(decode)
+    for decoder in decoders:
+        decoded = result_of(decoder)
         if isinstance(decoded, str):
             assert "at byte" in decoded
         else:
@@ -633,7 +634,7 @@ def test_no_memory_for_a_count_that_is_only_claimed(count: int) -> None:
         with pytest.raises(ValueError, match="more changes"):
             reference.gap_decode(block, 1000, 2, *TABLE)
         with pytest.raises(ValueError, match="more changes"):
-            reference.context_decode(block, np.zeros(1000, np.uint16), 0, 0, STATES)
+            decode(reference, block, np.zeros(1000, np.uint16), (0, 0), STATES)
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()

@@ -83,7 +83,7 @@ class StatesSample:
         """Count one block."""
         assert draft.context is not None
         self.blocks += 1
-        self.bins += draft.context.bins
+        self.bins += draft.context.count_bins()
 
     @property
     def is_full(self) -> bool:
@@ -118,7 +118,7 @@ def _context_bits(drafts: Sequence[ContextDraft | None]) -> int:
     for draft in drafts:
         assert draft is not None
         stream_bytes += len(draft.stream)
-        bins += draft.bins.astype(np.int64)
+        bins += draft.count_bins().astype(np.int64)
     zeros, ones = bins[..., 0], bins[..., 1]
     entropy = _log2_times(zeros + ones) - _log2_times(zeros) - _log2_times(ones)
     return 8 * stream_bytes + int(entropy.sum()) // 256 + int(ones.sum())

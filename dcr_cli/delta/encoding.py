@@ -75,7 +75,11 @@ class ContextDraft:
     stream: bytes
     class_counts: NDArray[np.uint32]
     magnitudes: Elements
-    bins: NDArray[np.uint64]
+    bins: NDArray[np.uint64] | None
+
+    def count_bins(self) -> NDArray[np.uint64]:
+        """How often each state codes bit 0 and bit 1."""
+        return self.bins if self.bins is not None else kernels.magnitude_bins(self.class_counts, self.magnitudes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +98,10 @@ class Draft:
     @property
     def held_bytes(self) -> int:
         """Memory that it takes, roughly."""
-        held = (
-            len(self.context.stream) + self.context.magnitudes.nbytes + self.context.bins.nbytes if self.context else 0
-        )
+        held = 0
+        if self.context is not None:
+            held = len(self.context.stream) + self.context.magnitudes.nbytes
+            held += self.context.bins.nbytes if self.context.bins is not None else 0
         return held + (self.changes.positions.nbytes + 2 * self.changes.old.nbytes if self.changes else 0)
 
 
@@ -122,22 +127,36 @@ def find_changes(base: Elements, target: Elements) -> Changes:
     return Changes(positions, kernels.gather(base, positions), kernels.gather(target, positions))
 
 
-def draft_block(base: Elements, target: Elements, changes: Changes, dtype: Dtype, *, context: bool, gap: bool) -> Draft:
-    """Do all of a changed block's work that does not depend on its piece's encoding."""
-    changed = len(changes.positions)
-    drafted = None
-    if context:
-        stream, counts, magnitudes = kernels.context_draft(
-            base, target, changes.positions, dtype.exponent_bits, dtype.exponent_shift
-        )
-        drafted = ContextDraft(stream, counts, magnitudes, kernels.magnitude_bins(counts, magnitudes))
-    return Draft(
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """Two sides of a block: what the base adds to its tensor's digest, what that grows by, and the draft if they
+    differ."""
+
+    digest: NDArray[np.uint32]
+    growth: NDArray[np.uint32]
+    draft: Draft | None
+
+
+def compare_block(base: Elements, target: Elements, offset: int, dtype: Dtype, *, context: bool, gap: bool) -> Compared:
+    """Compare two sides of a block at byte `offset` of its tensor, and do all the work on its changes that does not
+    depend on the piece's encoding, for those that may be chosen."""
+    found = kernels.compare(base, target, offset, (dtype.exponent_bits, dtype.exponent_shift) if context else None)
+    changed = len(found.positions)
+    if not changed:
+        return Compared(found.digest, found.growth, None)
+    context_draft = None
+    if found.draft is not None:
+        # Where there is a choice, it will be asked for by the one thread that chooses.
+        bins = kernels.magnitude_bins(found.draft.class_counts, found.draft.magnitudes) if gap else None
+        context_draft = ContextDraft(*found.draft, bins)
+    draft = Draft(
         changed=changed,
         elements=len(base),
-        context=drafted,
-        gap_position_bits=kernels.position_bits(len(base), changes.positions) if gap else 0,
-        changes=changes if gap and changed * KEPT_SHARE <= len(base) else None,
+        context=context_draft,
+        gap_position_bits=kernels.position_bits(len(base), found.positions) if gap else 0,
+        changes=Changes(found.positions, found.old, found.new) if gap and changed * KEPT_SHARE <= len(base) else None,
     )
+    return Compared(found.digest, found.growth, draft)
 
 
 def encode_block(
@@ -192,9 +211,9 @@ def decode_block(
     if encoding is Encoding.CONTEXT:
         if base is None:
             raise ValueError("a context block cannot be decoded without its base")
-        return Changed(
-            *kernels.context_decode(block, base, dtype.exponent_bits, dtype.exponent_shift, states[dtype.width])
-        )
+        exponent = dtype.exponent_bits, dtype.exponent_shift
+        found = kernels.context_decode(block, base, 0, exponent, states[dtype.width])
+        return Changed(found.positions, found.values)
     assert table is not None
     positions, symbols = kernels.gap_decode(
         block, elements, dtype.width, table.symbols, table.lengths, table.escape_length
@@ -206,6 +225,62 @@ def decode_block(
             raise ValueError("a xor mask is 0")
         symbols = base[positions] ^ symbols
     return Changed(positions, symbols)
+
+
+@dataclass(frozen=True, slots=True)
+class Patched:
+    """A decoded block that has a base: what was decoded, how many elements that changes, what the digests of both sides
+    add to those of their tensors."""
+
+    found: Changed | Elements
+    changed: int
+    old: NDArray[np.uint32]
+    new: NDArray[np.uint32]
+
+
+def patch_block(
+    block: memoryview,
+    base: Elements,
+    offset: int,
+    dtype: Dtype,
+    encoding: Encoding,
+    states: States,
+    table: HuffmanTable | None,
+    *,
+    in_place: bool,
+) -> Patched:
+    """Decode a block at byte `offset` of its tensor and digest both sides; with `in_place`, `base` becomes the target.
+
+    ValueError, with `base` as it was, if the block is malformed.
+    """
+    if encoding is Encoding.CONTEXT and len(block) and not block[0] & 1:
+        exponent = dtype.exponent_bits, dtype.exponent_shift
+        # One pass of one kernel instead of four: this is what nearly all of an apply's time goes to.
+        fused = kernels.context_decode(block, base, offset, exponent, states[dtype.width], base if in_place else None)
+        changes = Changed(fused.positions, fused.values)
+        return Patched(changes, len(fused.positions), fused.digest, fused.digest + fused.growth)
+    old = kernels.digest(base, offset)
+    found = decode_block(block, base, dtype, len(base), encoding, states, table)
+    changed = changed_elements(encoding, base, found)
+    if isinstance(found, Changed):
+        before = kernels.gather(base, found.positions)
+        new = old + kernels.digest_changes(found.positions, before, found.values, offset)
+        if in_place:
+            kernels.patch(base, found.positions, found.values)
+    else:
+        new = kernels.digest(found, offset)
+        if in_place:
+            base[:] = found
+    return Patched(found, changed, old, new)
+
+
+def changed_elements(encoding: Encoding, base: Elements | None, found: Changed | Elements) -> int:
+    """How many elements a block changes, as `piece.changed` counts them (FORMAT 5)."""
+    if isinstance(found, Changed):
+        return len(found.positions)
+    if base is None or encoding is Encoding.WHOLE:
+        return len(found)
+    return int(np.count_nonzero(base != found))
 
 
 def encode_whole(elements: Elements) -> bytes:

@@ -16,7 +16,7 @@ import dcr_kernels as kernels
 from dcr_cli.checkpoint.checkpoint import Reader, Tensor
 from dcr_cli.checkpoint.digest import add, no_digest
 from dcr_cli.delta.choice import Allowed
-from dcr_cli.delta.encoding import BLOCK_BYTES, Draft, Elements, block_elements, draft_block, find_changes, uint_dtype
+from dcr_cli.delta.encoding import BLOCK_BYTES, Compared, Draft, Elements, block_elements, compare_block, uint_dtype
 
 # A task holds at least this many bytes of the target where it can, and at most this many parts.
 TASK_BYTES = 4 * BLOCK_BYTES
@@ -143,35 +143,28 @@ class Scanner:
             for part, before, after, old_digest, new_digest in rows
         ]
 
-    def _draft(self, part: Part, before: bytes, after: bytes) -> Draft:
+    def _draft(self, part: Part, before: bytes, after: bytes) -> Draft | None:
         """The draft of a part that changed."""
-        dtype = part.tensor.dtype
-        old, new = (np.frombuffer(side, uint_dtype(dtype.width)) for side in (before, after))
-        if self.is_sent_whole(part.tensor):
-            return whole_draft(part.count, changed=int(np.count_nonzero(old != new)))
-        allowed = self._allowed
-        return draft_block(old, new, find_changes(old, new), dtype, context=allowed.context, gap=allowed.gap)
+        dtype = uint_dtype(part.tensor.dtype.width)
+        return self._compare(part, np.frombuffer(before, dtype), np.frombuffer(after, dtype)).draft
+
+    def _compare(self, part: Part, old: Elements, new: Elements) -> Compared:
+        is_whole, allowed, dtype = self.is_sent_whole(part.tensor), self._allowed, part.tensor.dtype
+        context, gap = allowed.context and not is_whole, allowed.gap and not is_whole
+        return compare_block(old, new, part.start * dtype.width, dtype, context=context, gap=gap)
 
     def scan(self, part: Part) -> Scanned:
         """Compare and digest one block."""
         offset = part.start * part.tensor.dtype.width
         old = self._sides.base.read(part.base, part) if part.base is not None else None
         new = self._sides.target.read(part.target, part) if part.target is not None else None
+        if old is not None and new is not None:
+            found = self._compare(part, old, new)
+            return Scanned(part, found.digest, add(found.digest, found.growth), found.draft)
         base_digest = kernels.digest(old, offset) if old is not None else no_digest()
         if new is None:
             return Scanned(part, base_digest, no_digest(), None)
-        if old is None:
-            return Scanned(part, base_digest, kernels.digest(new, offset), whole_draft(part.count))
-        changes = find_changes(old, new)
-        if not len(changes.positions):
-            return Scanned(part, base_digest, base_digest, None)
-        growth = kernels.digest_changes(changes.positions, changes.old, changes.new, offset)
-        if self.is_sent_whole(part.tensor):
-            draft = whole_draft(part.count, changed=len(changes.positions))
-        else:
-            allowed = self._allowed
-            draft = draft_block(old, new, changes, part.tensor.dtype, context=allowed.context, gap=allowed.gap)
-        return Scanned(part, base_digest, add(base_digest, growth), draft)
+        return Scanned(part, base_digest, kernels.digest(new, offset), whole_draft(part.count))
 
     def load(self, part: Part) -> tuple[Elements, Elements]:
         """Both sides of a part again, in memory of their own; an absent base is empty."""
@@ -201,9 +194,9 @@ def sample(reader: Reader, tensor: Tensor) -> bytes:
     return buffer.tobytes()
 
 
-def whole_draft(elements: int, *, changed: int | None = None) -> Draft:
-    """The draft of a block of which all elements are sent."""
-    return Draft(elements if changed is None else changed, elements, None, 0, None)
+def whole_draft(elements: int) -> Draft:
+    """The draft of a block that has no base."""
+    return Draft(elements, elements, None, 0, None)
 
 
 def block_count(tensor: Tensor) -> int:

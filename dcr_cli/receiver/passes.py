@@ -16,7 +16,16 @@ from numpy.typing import NDArray
 import dcr_kernels as kernels
 from dcr_cli.checkpoint.checkpoint import Tensor
 from dcr_cli.checkpoint.header import DTYPES, Dtype
-from dcr_cli.delta.encoding import BLOCK_BYTES, Changed, Encoding, decode_block, uint_dtype
+from dcr_cli.delta.encoding import (
+    BLOCK_BYTES,
+    Changed,
+    Encoding,
+    Patched,
+    changed_elements,
+    decode_block,
+    patch_block,
+    uint_dtype,
+)
 from dcr_cli.delta.manifest import TensorRow
 from dcr_cli.delta.strided import flat_indices, spans
 from dcr_cli.pool import run_all
@@ -162,26 +171,26 @@ class _Worker:
 
     def _go_over_one(self, stretch: Stretch, buffer: Bytes, task: Task, tally: Tally) -> tuple[Sums, Sums]:
         """Bring one part to its target bits, in the buffer or in the journal: digests of both."""
-        part = stretch.parts[0]
-        has_source = stretch.source is not None
-        old = kernels.digest(buffer, part.at) if has_source else _NOTHING
-        new = old
-        if part.coded is not None:
-            base = buffer.view(uint_dtype(self._dtype(part).width)) if has_source else None
-            found = self._decode(part, part.coded, base)
-            tally.changed.append((part.row, _changed_elements(part.coded, base, found)))
-            if isinstance(found, Changed):
-                assert base is not None
-                changes = found.positions, kernels.gather(base, found.positions), found.values
-                new = old + kernels.digest_changes(*changes, part.at)
-                if not task.is_patch:
-                    kernels.patch(base, found.positions, found.values)
-            elif found is not None:
-                new = kernels.digest(found.view(np.uint8), part.at)
-                buffer[:] = found.view(np.uint8)
-            if found is not None:
-                self._journal(task, stretch.begin, found, part.size // self._dtype(part).width)
-        return old.reshape(1, 4), new.reshape(1, 4)
+        part, coded = stretch.parts[0], stretch.parts[0].coded
+        if coded is None:
+            old = kernels.digest(buffer, part.at) if stretch.source is not None else _NOTHING
+            return old.reshape(1, 4), old.reshape(1, 4)
+        dtype = self._dtype(part)
+        try:
+            if stretch.source is not None:
+                patched = self._patch(
+                    coded, buffer.view(uint_dtype(dtype.width)), part.at, dtype, in_place=not task.is_patch
+                )
+            else:
+                patched = self._make(coded, buffer, part.at, dtype)
+        except ValueError as error:
+            self._digests.fail(part.row, coded.run.payload, error)
+            # Whether the base is the right one comes before what cannot be decoded with it.
+            old = kernels.digest(buffer, part.at) if stretch.source is not None else _NOTHING
+            return old.reshape(1, 4), _NOTHING.reshape(1, 4)
+        tally.changed.append((part.row, patched.changed))
+        self._journal(task, stretch.begin, patched.found, part.size // dtype.width)
+        return patched.old.reshape(1, 4), patched.new.reshape(1, 4)
 
     def _go_over_many(self, stretch: Stretch, buffer: Bytes, task: Task, tally: Tally) -> tuple[Sums, Sums]:
         """Bring small parts to their target bits in the buffer, and in the journal: digests of both."""
@@ -195,12 +204,16 @@ class _Worker:
                 width = self._dtype(part).width
                 base = _elements(view, begin, width)
                 found = self._decode(part, part.coded, base if has_source else None)
-                tally.changed.append((part.row, _changed_elements(part.coded, base, found)))
+                if found is None:
+                    begin += part.size
+                    continue
+                source = base if has_source else None
+                tally.changed.append((part.row, changed_elements(Encoding(part.coded.piece.encoding), source, found)))
                 if isinstance(found, Changed):
                     kernels.patch(base, found.positions, found.values)
                     if begin % width:
                         view[:] = base.view(np.uint8)
-                elif found is not None:
+                else:
                     view[:] = found.view(np.uint8)
             begin += part.size
         if before is not None:
@@ -234,11 +247,27 @@ class _Worker:
                 task.sink.journal(Entry(begin, elements, positions, values), is_alone=False)
 
     def _decode_block(self, coded: Coded, base: Elements | None, dtype: Dtype, elements: int) -> Changed | Elements:
-        block = coded.block
-        if block is None:
-            block = self._from.payloads.run_bytes(coded.run, coded.begin, coded.end)
         encoding = Encoding(coded.piece.encoding)
-        return decode_block(block, base, dtype, elements, encoding, coded.states, coded.table)
+        return decode_block(self._block(coded), base, dtype, elements, encoding, coded.states, coded.table)
+
+    def _patch(self, coded: Coded, base: Elements, at: int, dtype: Dtype, *, in_place: bool) -> Patched:
+        """Decode a block of a part that has a source."""
+        encoding = Encoding(coded.piece.encoding)
+        return patch_block(self._block(coded), base, at, dtype, encoding, coded.states, coded.table, in_place=in_place)
+
+    def _make(self, coded: Coded, buffer: Bytes, at: int, dtype: Dtype) -> Patched:
+        """Decode a block of a part that has none into the buffer."""
+        found = self._decode_block(coded, None, dtype, len(buffer) // dtype.width)
+        if isinstance(found, Changed):
+            raise ValueError("changes, where there is nothing to change")
+        buffer[:] = found.view(np.uint8)
+        return Patched(found, len(found), _NOTHING, kernels.digest(buffer, at))
+
+    def _block(self, coded: Coded) -> memoryview:
+        """A block's bytes, from its payload if need be."""
+        if coded.block is not None:
+            return coded.block
+        return self._from.payloads.run_bytes(coded.run, coded.begin, coded.end)
 
     def _go_over_box(self, item: BoxBlock, task: Task, tally: Tally) -> None:
         """Decode a block of a box; its changes go to the journal, span by span, since other boxes change the same
@@ -250,7 +279,7 @@ class _Worker:
         flat = flat_indices(box, row.shape, item.start, item.elements)
         base = self._gather(row, dtype.width, flat) if row.source is not None else None
         found = self._decode_block(item.coded, base, dtype, item.elements)
-        tally.changed.append((item.row, _changed_elements(item.coded, base, found)))
+        tally.changed.append((item.row, changed_elements(Encoding(item.coded.piece.encoding), base, found)))
         if isinstance(found, Changed):
             if base is None:
                 raise ValueError("changes, where there is nothing to change")
@@ -284,17 +313,6 @@ class _Worker:
             self._from.files.read_path_into(path, tensor.begin + low * width, view)
             gathered[begin:end] = view.view(gathered.dtype)[flat[begin:end] - low]
         return gathered
-
-
-def _changed_elements(coded: Coded, base: Elements | None, found: Changed | Elements | None) -> int:
-    """How many elements a block changes, as `piece.changed` counts them (FORMAT 5)."""
-    if found is None:
-        return 0
-    if isinstance(found, Changed):
-        return len(found.positions)
-    if base is None or coded.piece.encoding == Encoding.WHOLE:
-        return len(found)
-    return int(np.count_nonzero(base != found))
 
 
 def _digest_parts(parts: Sequence[Part], buffer: Bytes) -> Sums:

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 try:
     from dcr_kernels.native import (
+        Comparison,
+        Decoded,
+        Draft,
+        compare,
         context_decode,
-        context_draft,
         digest,
         digest_changes,
         digest_spans,
@@ -28,8 +31,11 @@ try:
     )
 except ImportError as _error:
     from dcr_kernels.reference import (
+        Comparison,
+        Decoded,
+        Draft,
+        compare,
         context_decode,
-        context_draft,
         digest,
         digest_changes,
         digest_spans,
@@ -51,8 +57,11 @@ else:
     _reason = None
 
 __all__ = [
+    "Comparison",
+    "Decoded",
+    "Draft",
+    "compare",
     "context_decode",
-    "context_draft",
     "describe",
     "digest",
     "digest_changes",

@@ -11,28 +11,35 @@ def scan(width: int, base: Buffer, target: Buffer, positions: Buffer, /) -> int:
 def gather(width: int, elements: Buffer, positions: Buffer, out: Buffer, /) -> None: ...
 def patch(width: int, positions: Buffer, values: Buffer, out: Buffer, /) -> None: ...
 def patch_xor(width: int, positions: Buffer, masks: Buffer, out: Buffer, /) -> None: ...
-def context_draft(
+def compare(
     width: int,
-    exponent_bits: int,
+    exponent_bits: int | None,
     exponent_shift: int,
+    offset: int,
     base: Buffer,
     target: Buffer,
+    sums: Buffer,
     positions: Buffer,
+    old: Buffer,
+    new: Buffer,
     class_counts: Buffer,
     magnitudes: Buffer,
     scratch: Buffer,
     /,
-) -> bytes: ...
+) -> tuple[int, bytes | None]: ...
 def context_decode(
     width: int,
     exponent_bits: int,
     exponent_shift: int,
+    offset: int,
     stream: Buffer,
     base: Buffer,
     states: Buffer,
     positions: Buffer,
     values: Buffer,
     scratch: Buffer,
+    sums: Buffer,
+    out: Buffer | None,
     /,
 ) -> int: ...
 def magnitude_bins(width: int, class_counts: Buffer, magnitudes: Buffer, bins: Buffer, /) -> None: ...
@@ -62,7 +69,7 @@ def gap_decode(
     symbols: Buffer,
     /,
 ) -> int: ...
-def draft_bytes(members: int, changed: int, /) -> int: ...
+def compare_bytes(members: int, /) -> int: ...
 def decode_bytes(members: int, /) -> int: ...
 def gap_bytes(members: int, changed: int, width: int, /) -> int: ...
 def levels() -> list[str]: ...

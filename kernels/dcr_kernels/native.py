@@ -7,18 +7,21 @@ this module fails where `_native` was not built. What the functions do is docume
 from __future__ import annotations
 
 import threading
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 import dcr_kernels._native as _native
 from dcr_kernels._native import level, levels, set_level
-from dcr_kernels.reference import whole_join, whole_split
+from dcr_kernels.reference import Comparison, Decoded, Draft, whole_join, whole_split
 
 __all__ = [
+    "Comparison",
+    "Decoded",
+    "Draft",
+    "compare",
     "context_decode",
-    "context_draft",
     "digest",
     "digest_changes",
     "digest_spans",
@@ -44,30 +47,49 @@ Elements: TypeAlias = NDArray[Any]
 
 # What scan's output needs past its last entry.
 SLACK = 64
-# No thread keeps more scratch than this, which is enough for blocks of any width.
-SCRATCH_KEPT = 8 << 20
+# No thread keeps scratch for larger blocks, nor more work memory than blocks of any width need.
+BLOCK_KEPT = 1 << 19
+WORK_KEPT = 16 << 20
 
 _POSITION = np.dtype("<u4")
 _ELEMENTS = {width: np.dtype(f"<u{width}") for width in (1, 2, 4, 8)}
 _WIDTHS = {dtype: width for width, dtype in _ELEMENTS.items()}
 
 
+class _Room(NamedTuple):
+    """Scratch arrays of at least so many entries: what kernels fill in for a block of some width."""
+
+    size: int
+    positions: Positions
+    old: Elements
+    new: Elements
+    magnitudes: Elements
+
+
 class _Scratch(threading.local):
-    """One growing piece of memory for each use and thread."""
+    """The memory of one thread: for blocks of each width, and one growing piece for all else."""
 
     def __init__(self) -> None:
-        self._kept: dict[str, NDArray[np.uint8]] = {}
+        self.rooms: dict[int, _Room] = {}
+        self._work = np.empty(1 << 16, np.uint8)
 
-    def take(self, use: str, size: int) -> NDArray[np.uint8]:
-        kept = self._kept.get(use)
-        if kept is None or kept.size < size:
-            kept = np.empty(max(size, 1 << 16), np.uint8)
-            if size <= SCRATCH_KEPT:
-                self._kept[use] = kept
-        return kept
+    def room(self, width: int, count: int) -> _Room:
+        room = self.rooms.get(width)
+        if room is None or room.size < count:
+            elements = _ELEMENTS[width]
+            count = max(count, 1 << 12)
+            room = _Room(count, np.empty(count + SLACK, _POSITION), *(np.empty(count, elements) for _ in range(3)))
+            if count * width <= BLOCK_KEPT:
+                self.rooms[width] = room
+        return room
 
-    def array(self, use: str, count: int, dtype: np.dtype[Any]) -> NDArray[Any]:
-        return self.take(use, count * dtype.itemsize)[: count * dtype.itemsize].view(dtype)
+    def work(self, size: int) -> NDArray[np.uint8]:
+        if self._work.size >= size:
+            return self._work
+        work = np.empty(size, np.uint8)
+        if size <= WORK_KEPT:
+            self._work = work
+        return work
 
 
 _scratch = _Scratch()
@@ -96,8 +118,9 @@ def digest_changes(positions: Positions, old: Elements, new: Elements, offset: i
 
 def scan(base: Elements, target: Elements) -> Positions:
     """Return the ascending positions at which the bits of base and target differ."""
-    out = _scratch.array("positions", base.size + SLACK, _POSITION)
-    found = _native.scan(_width(base, target), base, target, out)
+    width = _width(base, target)
+    out = _scratch.room(width, base.size).positions
+    found = _native.scan(width, base, target, out)
     return out[:found].copy()
 
 
@@ -118,39 +141,55 @@ def patch_xor(out: Elements, positions: Positions, masks: Elements) -> None:
     _native.patch_xor(_width(out, masks), _positions(positions), masks, out)
 
 
-def context_draft(
-    base: Elements, target: Elements, positions: Positions, exponent_bits: int, exponent_shift: int
-) -> tuple[bytes, NDArray[np.uint32], Elements]:
-    """Return the bit stream of a context block, the number of changes per class and the magnitudes in coding order."""
-    width = _width(base, target)
-    class_counts = np.empty(16 if exponent_bits else 1, np.uint32)
-    magnitudes = np.empty(positions.size, _ELEMENTS[width])
-    stream = _native.context_draft(
+def compare(base: Elements, target: Elements, offset: int, exponent: tuple[int, int] | None = None) -> Comparison:
+    """Compare and digest two sides of a block at byte `offset` of its tensor; draft its context form if `exponent`, the
+    bits and the shift of the field, is given.
+    """
+    width, count = _width(base, target), base.size
+    sums = np.empty((2, 4), np.uint32)
+    _, positions, old, new, magnitudes = _scratch.room(width, count)
+    class_counts = np.empty(16, np.uint32)
+    changed, stream = _native.compare(
         width,
-        exponent_bits,
-        exponent_shift,
+        exponent[0] if exponent is not None else None,
+        exponent[1] if exponent is not None else 0,
+        offset,
         base,
         target,
-        _positions(positions),
+        sums.reshape(-1),
+        positions,
+        old,
+        new,
         class_counts,
         magnitudes,
-        _scratch.take("work", _native.draft_bytes(base.size, positions.size)),
+        _scratch.work(_native.compare_bytes(count)),
     )
-    return stream, class_counts, magnitudes
+    draft = None
+    if stream is not None and exponent is not None:
+        draft = Draft(stream, class_counts if exponent[0] else class_counts[:1], magnitudes[:changed].copy())
+    return Comparison(sums[0], sums[1], positions[:changed].copy(), old[:changed].copy(), new[:changed].copy(), draft)
 
 
 def context_decode(
-    block: Bytes, base: Elements, exponent_bits: int, exponent_shift: int, states: NDArray[np.uint16]
-) -> tuple[Positions, Elements]:
-    """Return the positions that a context block changes, class after class, and their new bits."""
-    width = _width(base)
-    positions = _scratch.array("positions", base.size, _POSITION)
-    values = _scratch.array("values", base.size, _ELEMENTS[width])
-    work = _scratch.take("work", _native.decode_bytes(base.size))
+    block: Bytes,
+    base: Elements,
+    offset: int,
+    exponent: tuple[int, int],
+    states: NDArray[np.uint16],
+    out: Elements | None = None,
+) -> Decoded:
+    """Decode a context block at byte `offset` of its tensor, whose exponent field has these bits and this shift.
+
+    The target is made in `out`, if it is given; it may be `base` itself. After an error another one may hold anything.
+    """
+    width = _width(base) if out is None else _width(base, out)
+    _, positions, _, values, _ = _scratch.room(width, base.size)
+    work = _scratch.work(_native.decode_bytes(base.size))
+    sums = np.empty((2, 4), np.uint32)
     count = _native.context_decode(
-        width, exponent_bits, exponent_shift, block, base, _states(states), positions, values, work
+        width, *exponent, offset, block, base, _states(states), positions, values, work, sums.reshape(-1), out
     )
-    return positions[:count].copy(), values[:count].copy()
+    return Decoded(sums[0], sums[1], positions[:count].copy(), values[:count].copy())
 
 
 def magnitude_bins(class_counts: NDArray[np.uint32], magnitudes: Elements) -> NDArray[np.uint64]:
@@ -165,7 +204,7 @@ def magnitude_encode(class_counts: NDArray[np.uint32], magnitudes: Elements, sta
     width = _width(magnitudes)
     size = 4096 + 2 * magnitudes.nbytes
     while True:
-        scratch = _scratch.take("work", size)
+        scratch = _scratch.work(size)
         section = _native.magnitude_encode(width, _positions(class_counts), magnitudes, _states(states), scratch)
         if section is not None:
             return section
@@ -189,7 +228,7 @@ def gap_encode(
         *_table(table_symbols, table_lengths),
         _positions(positions),
         symbols,
-        _scratch.take("work", _native.gap_bytes(n, positions.size, width)),
+        _scratch.work(_native.gap_bytes(n, positions.size, width)),
     )
 
 
@@ -204,8 +243,7 @@ def gap_decode(
     """Return the ascending positions that a gap block of n elements changes, and their symbols."""
     if width not in _ELEMENTS:
         raise ValueError(f"no element width: {width}")
-    positions = _scratch.array("positions", n, _POSITION)
-    symbols = _scratch.array("values", n, _ELEMENTS[width])
+    _, positions, _, symbols, _ = _scratch.room(width, n)
     table = _table(table_symbols, table_lengths)
     count = _native.gap_decode(width, n, escape_length, *table, block, positions, symbols)
     return positions[:count].copy(), symbols[:count].copy()
@@ -216,10 +254,11 @@ def position_bits(n: int, positions: Positions) -> int:
     return _native.position_bits(n, _positions(positions))
 
 
-def _width(*arrays: Elements) -> int:
-    width = _WIDTHS.get(arrays[0].dtype)
-    if width is None or any(array.dtype != arrays[0].dtype for array in arrays):
-        raise ValueError(f"not elements of one width: {[str(array.dtype) for array in arrays]}")
+def _width(elements: Elements, others: Elements | None = None) -> int:
+    width = _WIDTHS.get(elements.dtype)
+    if width is None or (others is not None and others.dtype != elements.dtype):
+        dtypes = [str(array.dtype) for array in (elements, others) if array is not None]
+        raise ValueError(f"not elements of one width: {dtypes}")
     return width
 
 

@@ -12,7 +12,7 @@ Not here: the whole form's compression, the bytes of Huffman tables and of heads
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -182,21 +182,48 @@ def whole_join(planes: NDArray[np.uint8], width: int) -> bytes:
     return planes.T.tobytes()
 
 
-def context_draft(
-    base: Elements, target: Elements, positions: Positions, exponent_bits: int, exponent_shift: int
-) -> tuple[bytes, NDArray[np.uint32], Elements]:
-    """Return the bit stream of a context block, the number of changes per class and the magnitudes in coding order.
+class Draft(NamedTuple):
+    """A context block up to its magnitudes: steps 1 to 4 of FORMAT.md 5.5, the number of changes per class, and the
+    magnitudes in coding order.
 
-    That is steps 1 to 4 of FORMAT.md 5.5. `positions` are the changed elements, ascending, at least one. The block is
-    the stream followed by what `magnitude_encode` makes of the other two, which has to wait until the starting states
-    are chosen.
+    The block is the stream followed by what `magnitude_encode` makes of the other two, which has to wait until the
+    starting states are chosen.
     """
-    width = _width(base, target)
-    _check_sizes(base, target)
-    _check_positions(base.size, positions)
-    difference = target[positions] - base[positions]
-    if not difference.all():
-        raise ValueError(f"unchanged element: at element {int(np.argmin(difference != 0))}")
+
+    stream: bytes
+    class_counts: NDArray[np.uint32]
+    magnitudes: Elements
+
+
+class Comparison(NamedTuple):
+    """Two sides of a block: what the base adds to the four sums of its tensor, what they grow by when it becomes the
+    target, the ascending positions of the changes, their old and new bits, and their draft, where one was asked for and
+    something changed.
+    """
+
+    digest: NDArray[np.uint32]
+    growth: NDArray[np.uint32]
+    positions: Positions
+    old: Elements
+    new: Elements
+    draft: Draft | None
+
+
+def compare(base: Elements, target: Elements, offset: int, exponent: tuple[int, int] | None = None) -> Comparison:
+    """Compare and digest two sides of a block at byte `offset` of its tensor; draft its context form if `exponent` is
+    given, the bits and the shift of the exponent field.
+    """
+    positions = scan(base, target)
+    old, new = gather(base, positions), gather(target, positions)
+    growth = digest_changes(positions, old, new, offset)
+    draft = _draft(base, positions, new - old, *exponent) if exponent is not None and len(positions) else None
+    return Comparison(digest(base, offset), growth, positions, old, new, draft)
+
+
+def _draft(
+    base: Elements, positions: Positions, difference: Elements, exponent_bits: int, exponent_shift: int
+) -> Draft:
+    width = _width(base)
     top, classes = _classes(base, exponent_bits, exponent_shift)
     changed_classes = classes[positions]
     order = np.argsort(changed_classes, kind="stable")
@@ -214,13 +241,46 @@ def context_draft(
         changed = np.searchsorted(members, positions[changed_classes == index])
         writer.bits(position_code(members.size, changed))
     writer.bits(negative[order].astype(np.uint8))
-    return writer.to_bytes(), counts, magnitudes[order]
+    return Draft(writer.to_bytes(), counts, magnitudes[order])
+
+
+class Decoded(NamedTuple):
+    """A decoded context block: what the base adds to the four sums of its tensor, what they grow by when it becomes the
+    target, the changed positions, class after class, and their new bits.
+    """
+
+    digest: NDArray[np.uint32]
+    growth: NDArray[np.uint32]
+    positions: Positions
+    values: Elements
 
 
 def context_decode(
+    block: Bytes,
+    base: Elements,
+    offset: int,
+    exponent: tuple[int, int],
+    states: NDArray[np.uint16],
+    out: Elements | None = None,
+) -> Decoded:
+    """Decode a context block at byte `offset` of its tensor, whose exponent field has these bits and this shift.
+
+    The target is made in `out`, if it is given; it may be `base` itself. After an error another one may hold anything.
+    """
+    if out is not None:
+        _width(base, out)
+        _check_sizes(base, out)
+    positions, values = _decode(block, base, *exponent, states)
+    sums, growth = digest(base, offset), digest_changes(positions, base[positions], values, offset)
+    if out is not None:
+        out[:] = base
+        patch(out, positions, values)
+    return Decoded(sums, growth, positions, values)
+
+
+def _decode(
     block: Bytes, base: Elements, exponent_bits: int, exponent_shift: int, states: NDArray[np.uint16]
 ) -> tuple[Positions, Elements]:
-    """Return the positions that a context block changes, class after class, and their new bits (FORMAT.md 5.5)."""
     width = _width(base)
     top, classes = _classes(base, exponent_bits, exponent_shift)
     class_states = _states(states)

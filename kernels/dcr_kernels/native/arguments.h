@@ -7,7 +7,7 @@
 
 #include "kernels.h"
 
-#define MOST_VIEWS 6
+#define MOST_VIEWS 9
 
 struct views {
     Py_buffer view[MOST_VIEWS];
@@ -119,6 +119,11 @@ static bool get_states(const Py_buffer *view, uint16_t states[CLASSES * STATES])
         return false;
     }
     return true;
+}
+
+static void set_sums(const Py_buffer *view, const uint32_t sums[4], const uint32_t growth[4]) {
+    memcpy(view->buf, sums, 16);
+    memcpy((uint8_t *)view->buf + 16, growth, 16);
 }
 
 static bool get_table(const Py_buffer *symbols, const Py_buffer *lengths, PyObject *escape_length, struct table *table) {

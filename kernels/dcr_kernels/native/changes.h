@@ -4,35 +4,39 @@
 
 #include "simd.h"
 
-/* Appends the positions of a mask's set bits; may write four entries more than it appends. */
-ALWAYS_INLINE uint32_t *append_set_bits(uint32_t *out, uint64_t mask, uint32_t base) {
+/* Appends the positions of a mask's set bits, `step` at a time; may write that many entries more than it appends. */
+ALWAYS_INLINE uint32_t *append_set_bits(uint32_t *out, uint64_t mask, uint32_t base, unsigned step) {
     unsigned count = (unsigned)__builtin_popcountll(mask);
     uint32_t *at = out;
     do {
-        for (unsigned i = 0; i < 4; i++) {
+        for (unsigned i = 0; i < step; i++) {
             /* A spent mask gives an entry that the next one overwrites. */
-            at[i] = base + trailing_zeros(mask | UINT64_C(1) << 63);
+            at[i] = base + any_trailing_zeros(mask);
             mask &= mask - 1;
         }
-        at += 4;
+        at += step;
     } while (UNLIKELY(mask));
     return out + count;
 }
 
-ALWAYS_INLINE size_t scan_of(int width, const uint8_t *base, const uint8_t *target, size_t count, uint32_t *positions) {
+/* Finds the elements that differ, the first of which has the number `first`. Where changes are sparse, a word has two at most. */
+ALWAYS_INLINE size_t scan_of(int width, const uint8_t *base, const uint8_t *target, size_t count, uint32_t first, bool are_sparse,
+                             uint32_t *positions) {
     uint32_t *out = positions;
     size_t at = 0;
-    for (; at + 64 <= count; at += 64)
-        out = append_set_bits(out, differ_mask(base + at * (size_t)width, target + at * (size_t)width, width), (uint32_t)at);
+    for (; at + 64 <= count; at += 64) {
+        uint64_t mask = differ_mask(base + at * (size_t)width, target + at * (size_t)width, width);
+        out = append_set_bits(out, mask, first + (uint32_t)at, are_sparse ? 2 : 4);
+    }
     for (; at < count; at++) {
-        *out = (uint32_t)at;
+        *out = first + (uint32_t)at;
         out += load_element(base, at, width) != load_element(target, at, width);
     }
     return (size_t)(out - positions);
 }
 
 static size_t scan(const struct block *block, uint32_t *positions) {
-    return FOR_WIDTH(block->width, scan_of, block->base, block->target, block->count, positions);
+    return FOR_WIDTH(block->width, scan_of, block->base, block->target, block->count, 0, false, positions);
 }
 
 ALWAYS_INLINE void patch_of(int width, uint8_t *out, size_t count, const struct changes *changes, bool is_xor) {

@@ -96,7 +96,7 @@ static const uint8_t pair_tables[8][16] = {PAIR_TABLE(0), PAIR_TABLE(1), PAIR_TA
 #ifdef WITH_AVX2
 
 ALWAYS_INLINE void count_chunk(const uint8_t *classes, uint16_t members[CLASSES]) {
-    const __m256i nibble = _mm256_set1_epi8(15), zero = _mm256_setzero_si256();
+    const __m256i high = _mm256_set1_epi8((char)0xf0), zero = _mm256_setzero_si256();
     __m256i lanes[8], both[8], quarter[4];
     for (int i = 0; i < 8; i++) lanes[i] = load256(classes + 32 * i);
     /* Unrolled, this needs more registers than there are. */
@@ -109,18 +109,19 @@ ALWAYS_INLINE void count_chunk(const uint8_t *classes, uint16_t members[CLASSES]
         __m256i c = _mm256_add_epi8(_mm256_shuffle_epi8(table, lanes[4]), _mm256_shuffle_epi8(table, lanes[5]));
         __m256i d = _mm256_add_epi8(_mm256_shuffle_epi8(table, lanes[6]), _mm256_shuffle_epi8(table, lanes[7]));
         __m256i sum = _mm256_add_epi8(_mm256_add_epi8(a, b), _mm256_add_epi8(c, d));
-        __m256i even = _mm256_sad_epu8(_mm256_and_si256(sum, nibble), zero);
-        __m256i odd = _mm256_sad_epu8(_mm256_and_si256(_mm256_srli_epi16(sum, 4), nibble), zero);
-        both[pair] = _mm256_or_si256(even, _mm256_slli_epi64(odd, 16));
+        /* The even class and 16 times the odd one, then the latter alone: together at most 17 * 64 in a lane. */
+        __m256i odd = _mm256_sad_epu8(_mm256_and_si256(sum, high), zero);
+        both[pair] = _mm256_or_si256(_mm256_sad_epu8(sum, zero), _mm256_slli_epi64(odd, 16));
     }
-    /* quarter[i] holds classes 4i .. 4i + 3 as u16 in each of four lanes; add the lanes up. */
+    /* quarter[i] holds pairs 2i and 2i + 1 as u16 in each of four lanes; add the lanes up. */
     for (int i = 0; i < 4; i++) quarter[i] = _mm256_or_si256(both[2 * i], _mm256_slli_epi64(both[2 * i + 1], 32));
     __m256i ab = _mm256_add_epi16(_mm256_permute2x128_si256(quarter[0], quarter[2], 0x20),
                                   _mm256_permute2x128_si256(quarter[0], quarter[2], 0x31));
     __m256i cd = _mm256_add_epi16(_mm256_permute2x128_si256(quarter[1], quarter[3], 0x20),
                                   _mm256_permute2x128_si256(quarter[1], quarter[3], 0x31));
     __m256i all = _mm256_add_epi16(_mm256_unpacklo_epi64(ab, cd), _mm256_unpackhi_epi64(ab, cd));
-    _mm256_storeu_si256((__m256i *)members, _mm256_add_epi16(load256((const uint8_t *)members), all));
+    __m256i counts = _mm256_blend_epi16(_mm256_sub_epi16(all, _mm256_srli_epi32(all, 16)), _mm256_srli_epi16(all, 4), 0xAA);
+    _mm256_storeu_si256((__m256i *)members, _mm256_add_epi16(load256((const uint8_t *)members), counts));
 }
 
 /* How many of a group's 64 numbers, none above 2^15, are at most `limit`. */
@@ -300,13 +301,14 @@ ALWAYS_INLINE unsigned select_in_chunk(const uint8_t *classes, unsigned class, u
 
 /* Classifies the elements [first, first + count), at most a group, of a block. `starts` gets the members of each class before
  * each chunk, `members` those of the group. Returns how many exponents are above `top`. */
-ALWAYS_INLINE uint64_t classify_group(int width, const struct block *block, size_t first, size_t count, unsigned top, uint8_t *classes,
-                                      uint16_t starts[GROUP][CLASSES], uint16_t members[CLASSES]) {
+ALWAYS_INLINE uint64_t classify_group(int width, const struct block *block, size_t first, size_t count, unsigned top, const uint8_t *ahead,
+                                      uint8_t *classes, uint16_t starts[GROUP][CLASSES], uint16_t members[CLASSES]) {
     const uint8_t *base = block->base + first * (size_t)width;
     struct field exponent = block->exponent;
     uint64_t above = 0;
     memset(members, 0, CLASSES * sizeof *members);
-    for (size_t chunk = 0; chunk < chunks_of(count); chunk++, base += CHUNK * width, classes += CHUNK) {
+    for (size_t chunk = 0; chunk < chunks_of(count); chunk++, base += CHUNK * width, ahead += CHUNK * width, classes += CHUNK) {
+        for (int line = 0; line < CHUNK * width; line += 64) __builtin_prefetch(ahead + line);
         size_t left = count - chunk * CHUNK;
         above += classify_chunk(base, left < CHUNK ? left : CHUNK, width, exponent, top, classes);
         memcpy(starts[chunk], members, CLASSES * sizeof *members);

@@ -12,14 +12,18 @@ struct encoder {
     uint32_t range;
 };
 
-/* Gives out the bytes of low that are settled; writes up to 4 bytes past them. */
+ALWAYS_INLINE void encoder_carry(struct encoder *encoder) {
+    if (encoder->low <= UINT32_MAX) return;
+    uint8_t *carry = encoder->at;
+    do carry--;
+    while (++*carry == 0);
+    encoder->low &= UINT32_MAX;
+}
+
+/* Gives out the bytes of low that are settled, if there are any; writes up to 4 bytes past them. */
 ALWAYS_INLINE void encoder_shift(struct encoder *encoder) {
-    if (UNLIKELY(encoder->low > UINT32_MAX)) {
-        uint8_t *carry = encoder->at;
-        do carry--;
-        while (++*carry == 0);
-        encoder->low &= UINT32_MAX;
-    }
+    if (encoder->range >= RANGE_LEAST) return;
+    encoder_carry(encoder);
     unsigned shift = (unsigned)__builtin_clz(encoder->range) & 24;
     uint32_t bytes = __builtin_bswap32((uint32_t)encoder->low);
     memcpy(encoder->at, &bytes, 4);
@@ -49,11 +53,11 @@ ALWAYS_INLINE void encode_plain(struct encoder *encoder, bool bit) {
 
 /* Ends the section at the value with the most trailing zero bytes in [low, low + range), which it drops. */
 static inline uint8_t *encoder_end(struct encoder *encoder, uint8_t *begin) {
+    encoder_carry(encoder);
     uint64_t end = encoder->low + encoder->range;
     uint64_t all = (encoder->low + UINT32_MAX) >> 32 << 32;
-    uint64_t value = all < end ? all : (encoder->low + (RANGE_LEAST - 1)) & ~(uint64_t)(RANGE_LEAST - 1);
-    encoder->low = value;
-    encoder_shift(encoder);
+    encoder->low = all < end ? all : (encoder->low + (RANGE_LEAST - 1)) & ~(uint64_t)(RANGE_LEAST - 1);
+    encoder_carry(encoder);
     *encoder->at++ = (uint8_t)(encoder->low >> 24);
     while (encoder->at > begin && encoder->at[-1] == 0) encoder->at--;
     return encoder->at;

@@ -10,9 +10,12 @@ ALWAYS_INLINE four_sums keys_of_row(uint64_t row) {
     return (four_sums){row_key(0, row), row_key(1, row), row_key(2, row), row_key(3, row)};
 }
 
+typedef int16_t four_keys __attribute__((vector_size(8)));
+
 ALWAYS_INLINE four_sums keys_of_column(unsigned column) {
-    const int16_t *key = unit_keys_by_column[column];
-    return (four_sums){(uint32_t)key[0], (uint32_t)key[1], (uint32_t)key[2], (uint32_t)key[3]};
+    four_keys keys;
+    memcpy(&keys, unit_keys_by_column[column], sizeof keys);
+    return __builtin_convertvector(keys, four_sums);
 }
 
 ALWAYS_INLINE void add_unit(four_sums *sums, uint64_t unit, uint32_t value) {
@@ -31,7 +34,27 @@ static void add_row(four_sums *sums, const uint8_t *units, uint64_t row, size_t 
     *sums += (four_sums){part[0], part[1], part[2], part[3]} * keys_of_row(row);
 }
 
-static void digest(struct span data, uint64_t offset, uint32_t out[4]) {
+/* One or two pairs of rows, a quarter of each at a time, so that keys stay in the nearest cache for the second pair. */
+ALWAYS_INLINE four_sums digest_pairs(const uint8_t *at, uint64_t row, unsigned pairs, size_t ahead) {
+    uint32_t sums[4][4] = {{0}};
+    for (size_t column = 0; column < ROW_UNITS; column += ROW_UNITS / 4) {
+        for (unsigned first = 0; first < 2 * pairs; first += 2) {
+            const uint8_t *units = at + first * ROW_BYTES + 2 * column;
+            struct two_rows part;
+            dot_two_rows(units, units + ROW_BYTES, &unit_keys[0][column], ROW_UNITS / 4, ahead, &part);
+            for (unsigned q = 0; q < 4; q++) {
+                sums[first][q] += part.first[q];
+                sums[first + 1][q] += part.second[q];
+            }
+        }
+    }
+    four_sums all = {0};
+    for (unsigned i = 0; i < 2 * pairs; i++) all += (four_sums){sums[i][0], sums[i][1], sums[i][2], sums[i][3]} * keys_of_row(row + i);
+    return all;
+}
+
+/* What bytes at `offset` of their tensor add to the four sums; asks for what lies `ahead` bytes further on. */
+static four_sums digest_of(struct span data, uint64_t offset, size_t ahead) {
     four_sums sums = {0};
     const uint8_t *at = data.data, *end = data.data + data.size;
     if (at < end && offset & 1) {
@@ -42,24 +65,25 @@ static void digest(struct span data, uint64_t offset, uint32_t out[4]) {
     size_t units = (size_t)(end - at) / 2;
     if ((end - at) & 1) add_unit(&sums, unit + units, byte_value(0, end[-1]));
     while (units) {
-        size_t column = unit % ROW_UNITS;
-        if (!column && units >= 2 * ROW_UNITS) {
-            struct two_rows rows;
-            dot_two_rows(at, at + ROW_BYTES, unit_keys[0], ROW_UNITS, &rows);
-            const uint32_t *a = rows.first, *b = rows.second;
-            four_sums first = {a[0], a[1], a[2], a[3]}, second = {b[0], b[1], b[2], b[3]};
-            sums += first * keys_of_row(unit / ROW_UNITS) + second * keys_of_row(unit / ROW_UNITS + 1);
-            at += 2 * ROW_BYTES;
-            unit += 2 * ROW_UNITS;
-            units -= 2 * ROW_UNITS;
-            continue;
+        size_t column = unit % ROW_UNITS, count = ROW_UNITS - column < units ? ROW_UNITS - column : units;
+        if (!column && units >= 4 * ROW_UNITS) {
+            sums += digest_pairs(at, unit / ROW_UNITS, 2, ahead);
+            count = 4 * ROW_UNITS;
+        } else if (!column && units >= 2 * ROW_UNITS) {
+            sums += digest_pairs(at, unit / ROW_UNITS, 1, ahead);
+            count = 2 * ROW_UNITS;
+        } else {
+            add_row(&sums, at, unit / ROW_UNITS, column, count);
         }
-        size_t count = ROW_UNITS - column < units ? ROW_UNITS - column : units;
-        add_row(&sums, at, unit / ROW_UNITS, column, count);
         at += 2 * count;
         unit += count;
         units -= count;
     }
+    return sums;
+}
+
+static void digest(struct span data, uint64_t offset, uint32_t out[4]) {
+    four_sums sums = digest_of(data, offset, 0);
     memcpy(out, &sums, sizeof sums);
 }
 
@@ -68,6 +92,8 @@ struct row_cache {
     uint64_t rows[64];
     four_sums keys[64];
 };
+
+static inline void start_rows(struct row_cache *cache) { memset(cache->rows, 255, sizeof cache->rows); }
 
 ALWAYS_INLINE void add_unit_cached(four_sums *sums, struct row_cache *cache, uint64_t unit, uint32_t value) {
     uint64_t row = unit / ROW_UNITS;
@@ -78,20 +104,24 @@ ALWAYS_INLINE void add_unit_cached(four_sums *sums, struct row_cache *cache, uin
     *sums += value * keys_of_column(unit % ROW_UNITS) * cache->keys[row % 64];
 }
 
+/* Adds what the sums grow by when the element at byte `address` goes from `before` to `after`. */
+ALWAYS_INLINE void add_change(int width, four_sums *sums, struct row_cache *cache, uint64_t address, uint64_t before, uint64_t after) {
+    if (width == 1 || address & 1) {
+        for (int byte = 0; byte < width; byte++, address++, before >>= 8, after >>= 8)
+            add_unit_cached(sums, cache, address / 2, byte_value(address, (uint8_t)after) - byte_value(address, (uint8_t)before));
+    } else {
+        for (int part = 0; part < width; part += 2, address += 2, before >>= 16, after >>= 16)
+            add_unit_cached(sums, cache, address / 2, (uint32_t)((int32_t)(int16_t)after - (int16_t)before));
+    }
+}
+
 ALWAYS_INLINE four_sums digest_changes_of(int width, const struct changes *changes, const uint8_t *old, uint64_t offset) {
     four_sums sums = {0};
     struct row_cache cache;
-    for (unsigned i = 0; i < 64; i++) cache.rows[i] = UINT64_MAX;
+    start_rows(&cache);
     for (size_t i = 0; i < changes->count; i++) {
         uint64_t address = offset + (uint64_t)position_at(changes, i) * (unsigned)width;
-        uint64_t before = load_element(old, i, width), after = load_element(changes->values, i, width);
-        if (width == 1 || offset & 1) {
-            for (int byte = 0; byte < width; byte++, address++, before >>= 8, after >>= 8)
-                add_unit_cached(&sums, &cache, address / 2, byte_value(address, (uint8_t)after) - byte_value(address, (uint8_t)before));
-        } else {
-            for (int part = 0; part < width; part += 2, address += 2, before >>= 16, after >>= 16)
-                add_unit_cached(&sums, &cache, address / 2, (uint32_t)((int32_t)(int16_t)after - (int16_t)before));
-        }
+        add_change(width, &sums, &cache, address, load_element(old, i, width), load_element(changes->values, i, width));
     }
     return sums;
 }

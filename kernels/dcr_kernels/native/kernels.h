@@ -64,7 +64,8 @@ struct span {
     size_t size;
 };
 
-/* What context_draft fills in; `work` is draft_work_bytes(changed), `stream` stream_bytes(count, changed) bytes. */
+/* The context form of a block up to its magnitudes, which are in coding order; `work` is draft_work_bytes(room for changes), `stream`
+ * stream_bytes(count, changed) bytes. */
 struct draft {
     uint8_t *work;
     uint8_t *stream;
@@ -73,12 +74,31 @@ struct draft {
     uint8_t *magnitudes;
 };
 
-/* What a decoder fills in; positions and values have room for `count` entries and SLACK, `work` is decode_work_bytes(count). */
+/* What a decoder fills in; positions and values have room for `count` entries and SLACK, `work` is decode_work_bytes(count).
+ * context_decode also digests the base, which lies at byte `offset` of its tensor, as a comparison does, and makes the target in `out`,
+ * which may be the base itself, or NULL. */
 struct decoded {
     uint8_t *work;
     uint32_t *positions;
     uint8_t *values;
     size_t count;
+    uint64_t offset;
+    uint8_t *out;
+    uint32_t sums[4];
+    uint32_t growth[4];
+};
+
+/* What compare fills in: what the base adds to the four sums, what they grow by, and the changes; their arrays have room for `count`
+ * entries and SLACK. The draft is made if `draft` is not NULL and there are changes. */
+struct comparison {
+    uint64_t offset;
+    uint32_t sums[4];
+    uint32_t growth[4];
+    uint32_t *positions;
+    uint8_t *old;
+    uint8_t *new;
+    size_t changed;
+    struct draft *draft;
 };
 
 /* A section of the adaptive coder; `size` becomes SIZE_MAX when it does not fit the capacity. */
@@ -99,7 +119,7 @@ struct kernels {
     bool (*gather)(const uint8_t *elements, size_t count, int width, const struct changes *changes, uint8_t *out, struct fault *fault);
     bool (*patch)(uint8_t *out, size_t count, int width, const struct changes *changes, struct fault *fault);
     bool (*patch_xor)(uint8_t *out, size_t count, int width, const struct changes *changes, struct fault *fault);
-    bool (*context_draft)(const struct block *block, const struct changes *changes, struct draft *draft, struct fault *fault);
+    void (*compare)(const struct block *block, struct comparison *found);
     bool (*context_decode)(struct span stream, const struct block *block, const uint16_t *states, struct decoded *decoded,
                            struct fault *fault);
     bool (*magnitude_bins)(const uint32_t *class_counts, const uint8_t *magnitudes, int width, uint64_t *bins, struct fault *fault);
@@ -117,14 +137,21 @@ static inline size_t chunks_of(size_t count) { return (count + CHUNK - 1) / CHUN
 
 static inline size_t groups_of(size_t count) { return (count + GROUP * CHUNK - 1) / (GROUP * CHUNK); }
 
-/* A difference, a rank, a class and a sign for each change. */
-static inline size_t draft_work_bytes(size_t changed) { return 14 * (changed + CHUNK); }
+static inline size_t group_size(const struct block *block, size_t first) {
+    return block->count - first < GROUP * CHUNK ? block->count - first : GROUP * CHUNK;
+}
+
+/* A class and a rank for each change; a rank and a sign in coding order. */
+static inline size_t draft_work_bytes(size_t changed) { return 10 * (changed + CHUNK); }
 
 /* For each group 16 counts of each chunk and 16 of its own, in two bytes, and a class for each element. */
 static inline size_t decode_work_bytes(size_t count) { return groups_of(count) * (2 * CLASSES * (GROUP + 1) + GROUP * CHUNK); }
 
 /* Position codes take at most 1.2 bits a member (5.3); counts, top and head fit the constant. */
 static inline size_t stream_bytes(size_t count, size_t changed) { return count / 4 + changed / 8 + 512; }
+
+/* All of a comparison's memory but its results: the draft's work and stream. */
+static inline size_t compare_bytes(size_t count) { return draft_work_bytes(count) + stream_bytes(count, count); }
 
 static inline size_t gap_bytes(size_t count, size_t changed, int width) {
     return count / 4 + changed * (size_t)(width + 2) + 512;

@@ -143,34 +143,45 @@ static PyObject *native_patch_xor(PyObject *Py_UNUSED(module), PyObject *const *
     return patch_with(args, count, true);
 }
 
-/* context_draft(width, bits, shift, base, target, positions, class_counts, magnitudes, scratch) -> stream bytes */
-static PyObject *native_context_draft(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
+/* compare(width, bits, shift, offset, base, target, sums, positions, old, new, class_counts, magnitudes, scratch) -> (changed, stream);
+ * the stream is None if `bits` is, or if nothing changed */
+static PyObject *native_compare(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
     struct views v;
     struct block block = {0};
-    struct changes changes = {0};
-    struct draft draft;
-    struct fault fault;
-    bool is_good;
-    if (!has_arguments(count, 9) || !get_width(args[0], &block.width) || !get_exponent(args + 1, block.width, &block.exponent) ||
-        !acquire(&v, args + 3, 6, 3))
+    struct comparison found = {0};
+    struct draft draft = {0};
+    long long offset;
+    if (!has_arguments(count, 13)) return NULL;
+    bool is_drafted = args[1] != Py_None;
+    if (!get_width(args[0], &block.width) || (is_drafted && !get_exponent(args + 1, block.width, &block.exponent)) || !get_integer(args[3], 0, 1LL << 62, &offset) ||
+        !acquire(&v, args + 4, 9, 7))
         return NULL;
-    if (!get_count(&v.view[0], (size_t)block.width, &block.count) || !has_size(&v.view[1], block.count, (size_t)block.width, true) ||
-        !get_count(&v.view[2], 4, &changes.count) || !has_size(&v.view[3], block.exponent.bits ? CLASSES : 1, 4, true) ||
-        !has_size(&v.view[4], changes.count, (size_t)block.width, true) ||
-        !has_size(&v.view[5], draft_work_bytes(changes.count) + stream_bytes(block.count, changes.count), 1, false))
+    size_t width = (size_t)block.width;
+    if (!get_count(&v.view[0], width, &block.count) || !has_size(&v.view[1], block.count, width, true) ||
+        !has_size(&v.view[2], 8, 4, true) || !has_size(&v.view[3], block.count + SLACK, 4, false) ||
+        !has_size(&v.view[4], block.count, width, false) || !has_size(&v.view[5], block.count, width, false) ||
+        !has_size(&v.view[6], CLASSES, 4, false) || !has_size(&v.view[7], block.count, width, false) ||
+        !has_size(&v.view[8], compare_bytes(block.count), 1, false))
         return stop(&v);
     block.base = v.view[0].buf;
     block.target = v.view[1].buf;
-    changes.positions = v.view[2].buf;
-    draft.class_counts = v.view[3].buf;
-    draft.magnitudes = v.view[4].buf;
-    draft.work = v.view[5].buf;
-    draft.stream = draft.work + draft_work_bytes(changes.count);
+    found.offset = (uint64_t)offset;
+    found.positions = v.view[3].buf;
+    found.old = v.view[4].buf;
+    found.new = v.view[5].buf;
+    draft.class_counts = v.view[6].buf;
+    draft.magnitudes = v.view[7].buf;
+    draft.work = v.view[8].buf;
+    draft.stream = draft.work + draft_work_bytes(block.count);
+    found.draft = is_drafted ? &draft : NULL;
     const struct kernels *kernels = active;
     Py_BEGIN_ALLOW_THREADS
-    is_good = kernels->context_draft(&block, &changes, &draft, &fault);
+    kernels->compare(&block, &found);
     Py_END_ALLOW_THREADS
-    return finish(&v, is_good, &fault, is_good ? PyBytes_FromStringAndSize((const char *)draft.stream, (Py_ssize_t)draft.stream_size) : NULL);
+    set_sums(&v.view[2], found.sums, found.growth);
+    release(&v);
+    if (!is_drafted || !found.changed) return Py_BuildValue("(nO)", (Py_ssize_t)found.changed, Py_None);
+    return Py_BuildValue("(ny#)", (Py_ssize_t)found.changed, draft.stream, (Py_ssize_t)draft.stream_size);
 }
 
 /* magnitude_bins(width, class_counts, magnitudes, bins), bins zero before */
@@ -218,30 +229,37 @@ static PyObject *native_magnitude_encode(PyObject *Py_UNUSED(module), PyObject *
     return finish(&v, is_good, &fault, value);
 }
 
-/* context_decode(width, bits, shift, stream, base, states, positions, values, scratch) -> count */
+/* context_decode(width, bits, shift, offset, stream, base, states, positions, values, scratch, sums, out) -> count; out may be None */
 static PyObject *native_context_decode(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
     struct views v;
     struct block block = {0};
-    struct decoded decoded;
+    struct decoded decoded = {0};
     struct fault fault;
     uint16_t states[CLASSES * STATES];
+    long long offset;
     bool is_good;
-    if (!has_arguments(count, 9) || !get_width(args[0], &block.width) || !get_exponent(args + 1, block.width, &block.exponent) ||
-        !acquire(&v, args + 3, 6, 3))
+    if (!has_arguments(count, 12) || !get_width(args[0], &block.width) || !get_exponent(args + 1, block.width, &block.exponent) ||
+        !get_integer(args[3], 0, 1LL << 62, &offset))
         return NULL;
+    bool has_out = args[11] != Py_None;
+    if (!acquire(&v, args + 4, 7 + has_out, 4 + has_out)) return NULL;
     if (!get_count(&v.view[1], (size_t)block.width, &block.count) || !get_states(&v.view[2], states) ||
         !has_size(&v.view[3], block.count, 4, false) || !has_size(&v.view[4], block.count, (size_t)block.width, false) ||
-        !has_size(&v.view[5], decode_work_bytes(block.count), 1, false))
+        !has_size(&v.view[5], decode_work_bytes(block.count), 1, false) || !has_size(&v.view[6], 8, 4, true) ||
+        (has_out && !has_size(&v.view[7], block.count, (size_t)block.width, true)))
         return stop(&v);
     block.base = v.view[1].buf;
     decoded.positions = v.view[3].buf;
     decoded.values = v.view[4].buf;
     decoded.work = v.view[5].buf;
+    decoded.offset = (uint64_t)offset;
+    decoded.out = has_out ? v.view[7].buf : NULL;
     struct span stream = {v.view[0].buf, (size_t)v.view[0].len};
     const struct kernels *kernels = active;
     Py_BEGIN_ALLOW_THREADS
     is_good = kernels->context_decode(stream, &block, states, &decoded, &fault);
     Py_END_ALLOW_THREADS
+    set_sums(&v.view[6], decoded.sums, decoded.growth);
     return finish(&v, is_good, &fault, is_good ? PyLong_FromSize_t(decoded.count) : NULL);
 }
 
@@ -315,11 +333,11 @@ static PyObject *native_gap_decode(PyObject *Py_UNUSED(module), PyObject *const 
     return finish(&v, is_good, &fault, is_good ? PyLong_FromSize_t(decoded.count) : NULL);
 }
 
-/* draft_bytes(members, changed) -> the scratch that context_draft needs at most */
-static PyObject *native_draft_bytes(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
-    long long members, changed;
-    if (!has_arguments(count, 2) || !get_integer(args[0], 0, UINT32_MAX, &members) || !get_integer(args[1], 0, UINT32_MAX, &changed)) return NULL;
-    return PyLong_FromSize_t(draft_work_bytes((size_t)changed) + stream_bytes((size_t)members, (size_t)changed));
+/* compare_bytes(members) -> the scratch that compare needs */
+static PyObject *native_compare_bytes(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
+    long long members;
+    if (!has_arguments(count, 1) || !get_integer(args[0], 0, UINT32_MAX, &members)) return NULL;
+    return PyLong_FromSize_t(compare_bytes((size_t)members));
 }
 
 static PyObject *native_decode_bytes(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
@@ -370,14 +388,14 @@ static PyMethodDef methods[] = {
     FAST(gather),
     FAST(patch),
     FAST(patch_xor),
-    FAST(context_draft),
+    FAST(compare),
     FAST(context_decode),
     FAST(magnitude_bins),
     FAST(magnitude_encode),
     FAST(position_bits),
     FAST(gap_encode),
     FAST(gap_decode),
-    FAST(draft_bytes),
+    FAST(compare_bytes),
     FAST(decode_bytes),
     FAST(gap_bytes),
     {"levels", native_levels, METH_NOARGS, NULL},

@@ -33,6 +33,15 @@ ALWAYS_INLINE void dot_tail(const uint8_t *units, const int16_t *keys, size_t fr
     }
 }
 
+/* How many zero bits a mask ends with; any number for 0. */
+ALWAYS_INLINE unsigned any_trailing_zeros(uint64_t mask) {
+#ifdef WITH_AVX2
+    return (unsigned)_tzcnt_u64(mask);
+#else
+    return trailing_zeros(mask | UINT64_C(1) << 63);
+#endif
+}
+
 /* Position of the set bit number `rank` (from 0) of a mask that has more set bits than that. */
 ALWAYS_INLINE unsigned select_bit(uint64_t mask, unsigned rank) {
 #ifdef WITH_AVX2
@@ -103,13 +112,16 @@ ALWAYS_INLINE uint64_t differ_mask(const uint8_t *a, const uint8_t *b, int width
 #endif
 }
 
-ALWAYS_INLINE void dot_two_rows(const uint8_t *first, const uint8_t *second, const int16_t *keys, size_t count, struct two_rows *sums) {
+ALWAYS_INLINE void dot_two_rows(const uint8_t *first, const uint8_t *second, const int16_t *keys, size_t count, size_t ahead,
+                                struct two_rows *sums) {
 #ifdef WITH_AVX512
     enum { LANES = 32 };
     __m512i a[4], b[4];
     for (int q = 0; q < 4; q++) a[q] = b[q] = _mm512_setzero_si512();
     for (size_t i = 0; i + LANES <= count; i += LANES) {
         __m512i u = _mm512_loadu_si512(first + 2 * i), v = _mm512_loadu_si512(second + 2 * i);
+        __builtin_prefetch(first + 2 * i + ahead);
+        __builtin_prefetch(second + 2 * i + ahead);
         for (int q = 0; q < 4; q++) {
             __m512i key = _mm512_loadu_si512(keys + ROW_UNITS * q + i);
             a[q] = _mm512_add_epi32(a[q], _mm512_madd_epi16(u, key));
@@ -124,8 +136,13 @@ ALWAYS_INLINE void dot_two_rows(const uint8_t *first, const uint8_t *second, con
     enum { LANES = 16 };
     __m256i a[4], b[4];
     for (int q = 0; q < 4; q++) a[q] = b[q] = _mm256_setzero_si256();
+#pragma GCC unroll 2
     for (size_t i = 0; i + LANES <= count; i += LANES) {
         __m256i u = load256(first + 2 * i), v = load256(second + 2 * i);
+        if (i % (2 * LANES) == 0) {
+            __builtin_prefetch(first + 2 * i + ahead);
+            __builtin_prefetch(second + 2 * i + ahead);
+        }
         for (int q = 0; q < 4; q++) {
             __m256i key = load256((const uint8_t *)(keys + ROW_UNITS * q + i));
             a[q] = _mm256_add_epi32(a[q], _mm256_madd_epi16(u, key));
@@ -192,7 +209,8 @@ ALWAYS_INLINE uint64_t differ_mask(const uint8_t *a, const uint8_t *b, int width
     return ~bits_of_bytes(same[0], same[1], same[2], same[3]);
 }
 
-ALWAYS_INLINE void dot_two_rows(const uint8_t *first, const uint8_t *second, const int16_t *keys, size_t count, struct two_rows *sums) {
+ALWAYS_INLINE void dot_two_rows(const uint8_t *first, const uint8_t *second, const int16_t *keys, size_t count, size_t ahead,
+                                struct two_rows *sums) {
     int32x4_t a[4], b[4];
     for (int q = 0; q < 4; q++) a[q] = b[q] = vdupq_n_s32(0);
     for (size_t i = 0; i + 8 <= count; i += 8) {
@@ -243,7 +261,8 @@ ALWAYS_INLINE uint64_t differ_mask(const uint8_t *a, const uint8_t *b, int width
     return mask;
 }
 
-ALWAYS_INLINE void dot_two_rows(const uint8_t *first, const uint8_t *second, const int16_t *keys, size_t count, struct two_rows *sums) {
+ALWAYS_INLINE void dot_two_rows(const uint8_t *first, const uint8_t *second, const int16_t *keys, size_t count, size_t ahead,
+                                struct two_rows *sums) {
     *sums = (struct two_rows){{0}, {0}};
     dot_tail(first, keys, 0, count, sums->first);
     dot_tail(second, keys, 0, count, sums->second);

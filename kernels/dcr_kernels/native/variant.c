@@ -1,7 +1,5 @@
 /* One level of the kernels: meson compiles this file once for each, with LEVEL as its name and the flags of its instruction set. */
-#include "changes.h"
-#include "context.h"
-#include "digest.h"
+#include "compare.h"
 #include "gap.h"
 
 #define JOIN_(a, b) a##b
@@ -17,7 +15,7 @@ const struct kernels JOIN(kernels_, LEVEL) = {
     .gather = gather,
     .patch = patch,
     .patch_xor = patch_xor,
-    .context_draft = context_draft,
+    .compare = compare,
     .context_decode = context_decode,
     .magnitude_bins = magnitude_bins,
     .magnitude_encode = magnitude_encode,
