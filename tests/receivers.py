@@ -31,6 +31,7 @@ from dcr_cli.delta.payload import PayloadWriter
 from dcr_cli.delta.strided import box_elements, flat_indices
 from dcr_cli.diff import diff
 from dcr_cli.errors import IncompleteError
+from dcr_cli.receiver.link import encode_claim, link_identity
 from strategies import TensorData, tensor_of, with_changes, write_checkpoint
 
 CONFIG, NEW_CONFIG = b'{"model_type": "tiny"}\n', b'{"model_type": "tiny", "new": true}\n'
@@ -65,6 +66,12 @@ def fresh_copy(source: Path, to: Path) -> Path:
     shutil.rmtree(to, ignore_errors=True)
     shutil.copytree(source, to, symlinks=True)
     return to
+
+
+def claim(link: Path) -> None:
+    """Let the folder that `link` leads to be one that a run made for it."""
+    (link / ".dcr").mkdir(exist_ok=True)
+    (link / ".dcr/link").write_bytes(encode_claim(link_identity(link.lstat())))
 
 
 def rich_tensors() -> tuple[dict[str, TensorData], dict[str, TensorData]]:

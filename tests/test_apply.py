@@ -877,9 +877,13 @@ class TestAside:
             shutil.rmtree(os.path.realpath(link))
 
     def test_the_folder_before_goes(self, tiny: tuple[Path, Path, Path], tmp_path: Path) -> None:
-        found, result = apply_by("aside", tiny[2], tiny[0], tmp_path / "work")
-        assert result.previous is None
-        assert sorted(os.listdir(tmp_path / "work")) == sorted(["link", os.readlink(found)])
+        """Which a run made for the link; what somebody else made stays."""
+        base, target, delta = tiny
+        back = make_delta(target, base, tmp_path / "back")
+        link, result = apply_by("aside", delta, base, tmp_path / "work")
+        assert result.previous == str(tmp_path / "work/receiver")
+        assert apply(back, link, mode="aside").previous is None
+        assert sorted(os.listdir(tmp_path / "work")) == sorted(["link", "receiver", os.readlink(link)])
 
     def test_a_folder_with_other_names_stays(self, tiny: tuple[Path, Path, Path], tmp_path: Path) -> None:
         base, target, delta = tiny

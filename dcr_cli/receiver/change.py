@@ -30,6 +30,7 @@ from dcr_cli.receiver.sidecars import NewFiles, final_files, identities_now, ide
 from dcr_cli.receiver.staging import place_chunks, stage
 from dcr_cli.receiver.survey import Survey, judge
 
+REPLACE, IN_PLACE = "replace", "in-place"
 CONFIG = "config.json"
 _HELD_CONFIG = f"{HELD}/{CONFIG}"
 # Components are committed together up to so many staged bytes, so that threads have several files to work on.
