@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import functools
 import json
 import os
 import resource
@@ -16,6 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,7 +31,7 @@ from dcr_cli.receiver.locking import lock
 from dcr_cli.receiver.receiver import Marker, decode_marker, encode_marker
 from dcr_cli.receiver.record import Record, read_record
 from faults import StoppedError, watching
-from receivers import fresh_copy, make_delta, names_below, state_of, tree
+from receivers import fresh_copy, make_delta, names_below, state_of, tree, write_rich_pair
 from strategies import INDEX, tensor_of, with_changes, write_checkpoint
 
 Folders = tuple[Path, Path, Path]
@@ -577,6 +579,77 @@ class TestLimits:
                 assert names_below(receiver) == names
         finally:
             undo()
+
+    @pytest.mark.parametrize(
+        "what",
+        ["config has attribute", "folder has attribute", "config", "shard", "removed", "new folder", "state folder"],
+    )
+    @pytest.mark.parametrize("mode", ["replace", "in-place"])
+    def test_names_that_cannot_be_changed(self, tmp_path: Path, mode: str, what: str) -> None:
+        """What root may write, but not rename: attributes and mounts; found before the first change."""
+        base, target = write_rich_pair(tmp_path)
+        if what.startswith("config"):
+            # Also if it does not change, it is away for a while.
+            shutil.copy(base / "config.json", target / "config.json")
+        delta = make_delta(base, target, tmp_path / "delta")
+        for path in (base / "new", base / ".dcr"):
+            path.mkdir()
+        do, undo = ["mount", "--bind"], ["umount"]
+        place = base / {"removed": "old/notes.txt", "new folder": "new", "state folder": ".dcr"}.get(
+            what, "config.json"
+        )
+        if what == "shard":
+            place = base / "model-00001-of-00003.safetensors"
+        elif what.endswith("attribute"):
+            place = base if what.startswith("folder") else place
+            sign = "a" if what.startswith("folder") else "i"
+            do, undo = ["chattr", f"+{sign}"], ["chattr", f"-{sign}"]
+        before, names = tree(base), names_below(base)
+        if subprocess.run([*do, *([place] if do[0] == "mount" else []), place], capture_output=True).returncode:
+            pytest.skip("cannot do that here")
+        try:
+            for dry_run in (True, False):
+                run = functools.partial(apply, delta, base, mode=mode, dry_run=dry_run)
+                assert in_child(run) == 9
+                assert tree(base) == before
+                assert set(names_below(base)) - {".dcr/lock"} == set(names)
+                assert state_of(base, base, target) == "base"
+        finally:
+            subprocess.run([*undo, place], check=True)
+        assert in_child(lambda: apply(delta, base, mode=mode)) == 0
+        assert tree(base) == tree(target)
+
+    def test_a_folder_on_another_device(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Where mounts have no numbers, their devices tell."""
+        base, target = write_rich_pair(tmp_path)
+        delta = make_delta(base, target, tmp_path / "delta")
+        (base / "new").mkdir()
+        before, inode, real = tree(base), (base / "new").stat().st_ino, os.stat
+
+        def stat_with_devices(path: Any, **how: Any) -> os.stat_result:
+            status = real(path, **how)
+            return os.stat_result((*status[:2], 77, *status[3:])) if status.st_ino == inode else status
+
+        with monkeypatch.context() as patch:
+            patch.delattr(os, "O_PATH", raising=False)
+            patch.setattr(os, "stat", stat_with_devices)
+            with pytest.raises(LocalError, match="a mount lies between them"):
+                apply(delta, base)
+        assert tree(base) == before
+        apply(delta, base)
+        assert tree(base) == tree(target)
+
+    def test_a_mount_that_is_left_empty_stays(self, tmp_path: Path) -> None:
+        base, target = write_rich_pair(tmp_path)
+        delta = make_delta(base, target, tmp_path / "delta")
+        if subprocess.run(["mount", "--bind", base / "old", base / "old"], capture_output=True).returncode:
+            pytest.skip("cannot mount here")
+        try:
+            apply(delta, base)
+            assert tree(base) == tree(target)
+            assert (base / "old").is_dir()
+        finally:
+            subprocess.run(["umount", base / "old"], check=True)
 
     def test_files_of_another_user(self, tiny: Folders) -> None:
         if os.geteuid() != 0:

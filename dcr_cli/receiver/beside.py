@@ -31,7 +31,7 @@ from dcr_cli.receiver.fresh import Fresh, room_of_fresh
 from dcr_cli.receiver.job import Job, Target
 from dcr_cli.receiver.link import Link, check_still, is_made_for, is_used_otherwise, read_link, turn
 from dcr_cli.receiver.locking import lock
-from dcr_cli.receiver.places import changed_paths
+from dcr_cli.receiver.places import changed_paths, check_changeable
 from dcr_cli.receiver.plan import Plan
 from dcr_cli.receiver.receiver import LOCK, MARKER, Receiver, decode_marker
 from dcr_cli.receiver.survey import Survey, is_there_already, judge, look_at, open_root
@@ -78,6 +78,9 @@ def apply_aside(path: Path, target: Target, skip: Sequence[str], *, keep_previou
     """
     with _locked_behind(path) as (old, link), open_folder(old.root.path.parent) as parent:
         folder = old.root.path
+        with open_folder(path.parent) as above:
+            check_changeable(above)
+        check_changeable(parent)
         kept, not_carried = _remove_previous(old, parent, link)
         _remove_unfinished(parent, link)
         found, job = look_at(old.root, target, skip)

@@ -23,7 +23,7 @@ from dcr_cli.durable import File, Folder, NoRoomError
 from dcr_cli.errors import ConflictError, DamagedError
 from dcr_cli.receiver.job import Job, Outcome, digest_tensors, whole_work
 from dcr_cli.receiver.journal import Chunk
-from dcr_cli.receiver.places import changed_paths, check_plan, folders_of, has_room
+from dcr_cli.receiver.places import CONFIG, changed_paths, check_plan, folders_of, has_room
 from dcr_cli.receiver.plan import Action, Plan
 from dcr_cli.receiver.receiver import HELD, JOURNAL, STAGE, Batch, Marker, Receiver, tensors_of
 from dcr_cli.receiver.sidecars import NewFiles, final_files, identities_now, identity_below, new_files, record_target
@@ -31,7 +31,6 @@ from dcr_cli.receiver.staging import place_chunks, stage
 from dcr_cli.receiver.survey import Survey, judge
 
 REPLACE, IN_PLACE = "replace", "in-place"
-CONFIG = "config.json"
 _HELD_CONFIG = f"{HELD}/{CONFIG}"
 # Components are committed together up to so many staged bytes, so that threads have several files to work on.
 _BATCH_BYTES = 1 << 30
@@ -340,7 +339,9 @@ class Change:
         removed = [*self._plan.removed_files, *(path for part in self._plan.components for path in part.removed)]
         for folder in sorted(folders_of(removed), key=len, reverse=True):
             while folder and self._root.status(folder) is not None and self._root.is_empty(folder):
-                self._root.remove_folder(folder)
+                self._root.remove_folder(folder, used_ok=True)
+                if self._root.status(folder) is not None:
+                    break
                 folder = folder.rpartition("/")[0]
                 self._root.sync(folder)
 

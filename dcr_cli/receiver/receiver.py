@@ -24,6 +24,7 @@ from dcr_cli.durable import Folder
 from dcr_cli.errors import DamagedError, DcrError, LocalError, UnsupportedError
 from dcr_cli.receiver.journal import Chunk
 from dcr_cli.receiver.locking import Lock, lock
+from dcr_cli.receiver.places import check_changeable
 from dcr_cli.receiver.plan import Base
 
 MARKER_FORMAT = 1
@@ -77,6 +78,9 @@ class Receiver:
 
     def _open(self) -> bool:
         """Make and lock the state folder; False if another process, which had nothing to keep there, removed it."""
+        if self.root.status(STATE_FOLDER) is None:
+            # What can be made but not removed again would stay.
+            check_changeable(self.root)
         self.was_made = self.root.make_folder(STATE_FOLDER, _PRIVATE, exist_ok=True)
         try:
             self.home = self.root.open_folder(STATE_FOLDER)
