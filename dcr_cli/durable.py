@@ -456,7 +456,8 @@ def _translated(error: OSError, path: Path, facts: str) -> LocalError | DamagedE
     if error.errno in (errno.ELOOP, errno.ENOTDIR):
         return DamagedError(str(path), f"{facts}: it is, or is below, a link or a file where a folder should be")
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return NoRoomError(str(path), f"{facts}: {error.strerror}", hint="make room and run the same command again")
+        do = "raise the limit on file sizes, see ulimit -f," if error.errno == errno.EFBIG else "make room"
+        return NoRoomError(str(path), f"{facts}: {error.strerror}", hint=f"{do} and run the same command again")
     return LocalError(str(path), f"{facts}: {error.strerror}")
 
 

@@ -486,6 +486,55 @@ class TestLimits:
         apply(delta, base)
         assert tree(base) == tree(target)
 
+    @pytest.mark.parametrize("order", [(1, 300), (300, 1), (300, 300)])
+    def test_a_limit_that_some_shards_exceed(self, tmp_path: Path, order: tuple[int, ...]) -> None:
+        """Going in turn helps against a quota, but not against this; nothing has changed then."""
+        old = {f"w{number}": tensor_of("U8", (1_000 * size,), number) for number, size in enumerate(order)}
+        new = {name: with_changes(tensor, [7]) for name, tensor in old.items()}
+        base = write_checkpoint(tmp_path / "base", old, shards=2, sidecars={"config.json": b"{}"})
+        target = write_checkpoint(tmp_path / "target", new, shards=2, sidecars={"config.json": b"{}"})
+        delta = make_delta(base, target, tmp_path / "delta")
+        before, names = tree(base), names_below(base)
+
+        def limited() -> None:
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
+            apply(delta, base)
+
+        assert in_child(limited) == 9
+        assert tree(base) == before
+        assert names_below(base) == names
+        apply(delta, base)
+        assert tree(base) == tree(target)
+
+    @pytest.mark.parametrize("is_marked", [False, True])
+    def test_a_quota_for_one_shard(self, tmp_path: Path, is_marked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Which nothing tells before: one shard goes after the other, also when a stopped run is finished."""
+        old = {f"w{number}": tensor_of("U8", (5_000,), number) for number in range(4)}
+        new = {name: with_changes(tensor, [7]) for name, tensor in old.items()}
+        files = {"config.json": b"{}"}
+        base = write_checkpoint(tmp_path / "base", old, shards=4, sidecars=files)
+        target = write_checkpoint(tmp_path / "target", new, shards=4, sidecars={**files, "more.txt": b"more"})
+        delta = make_delta(base, target, tmp_path / "delta")
+        resize = os.ftruncate
+
+        def refuse(fd: int, size: int) -> None:
+            if size and len(list((base / ".dcr/stage").glob("0*"))) > 1:
+                raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+            resize(fd, size)
+
+        def stop(kind: str, path: str, other: str) -> None:
+            if is_marked and path.endswith("000001.commit.new"):
+                raise StoppedError
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "ftruncate", refuse)
+            if is_marked:
+                with watching(stop), pytest.raises(StoppedError):
+                    apply(delta, base)
+            assert apply(delta, base).recovered == is_marked
+        assert tree(base) == tree(target)
+
     def test_few_open_files(self, tmp_path: Path) -> None:
         """ulimit -n 64, with more shards than that."""
         old = {f"w{number:03}": tensor_of("F32", (4,), number) for number in range(100)}

@@ -24,7 +24,7 @@ from dcr_cli.errors import ConflictError, DamagedError
 from dcr_cli.receiver.job import Job, Outcome, digest_tensors, whole_work
 from dcr_cli.receiver.journal import Chunk
 from dcr_cli.receiver.places import CONFIG, changed_paths, check_plan, folders_of, has_room
-from dcr_cli.receiver.plan import Action, Plan
+from dcr_cli.receiver.plan import Action, Plan, in_turn
 from dcr_cli.receiver.receiver import HELD, JOURNAL, STAGE, Batch, Marker, Receiver, tensors_of
 from dcr_cli.receiver.sidecars import NewFiles, final_files, identities_now, identity_below, new_files, record_target
 from dcr_cli.receiver.staging import place_chunks, stage
@@ -68,6 +68,8 @@ class Change:
         # Files that this run made or, finishing, has read again, as they were then.
         self._checked: dict[str, Identity] = {}
         self._patched: set[str] = set()
+        # Whether there has been less room than the file system had said.
+        self._has_quota = False
 
     def carry_out(self, found: Survey, mode: str, commit: bytes) -> bool:
         """Bring the receiver from base to target. True if, once it was read, it turned out to be at the target already.
@@ -75,22 +77,30 @@ class Change:
         What is raised before the marker is durable leaves the receiver as it was; what is raised later leaves it to
         `finish`. Raises WrongBaseError, DamagedError, ConflictError, LocalError.
         """
-        everything = tuple(range(len(self._plan.components)))
         at_once = check_plan(self._root, self._job.base, self._plan, self.changed_paths)
         self._begin()
-        chunks: tuple[Chunk, ...] | None = None
+        group, chunks = tuple(range(len(self._plan.components))), None
         try:
-            outcome, chunks = self._prepare(0, everything, whole_base=True) if at_once else (self._rehearse(), None)
+            if at_once:
+                outcome, chunks = self._prepare(0, group, whole_base=True)
         except NoRoomError:
             # A quota, perhaps. Taking one component after the other needs less.
-            if len(everything) < 2:
+            if len(group) < 2:
                 raise
+            self._has_quota = True
             self._begin()
+        if chunks is None:
             outcome = self._rehearse()
         if judge(found, self._job, outcome.base_sums):
             return True
         outcome.check_target()
         self._job.known = outcome.base_sums
+        rest: tuple[int, ...] = ()
+        if chunks is None:
+            # The largest comes first, so that what can never be staged is refused now.
+            order = in_turn(self._plan)
+            group, chunks = self._stage_next(0, order)
+            rest = order[len(group) :]
         self._check_base_files()
         self._mark(mode, commit)
         try:
@@ -100,10 +110,8 @@ class Change:
             self._receiver.remove_marker()
             raise
         self._hold_config()
-        if chunks is not None:
-            self._commit(Batch(0, everything, chunks, is_done=False))
-        else:
-            self._in_turn(everything, 0)
+        self._commit(Batch(0, group, chunks, is_done=False))
+        self._in_turn(1, rest)
         self._end(self._job.identities)
         return False
 
@@ -123,8 +131,8 @@ class Change:
         self._tidy()
         self._stage_files()
         self._hold_config()
-        pending = tuple(number for number in range(len(self._plan.components)) if number not in done)
-        self._in_turn(pending, max((batch.number for batch in batches), default=-1) + 1)
+        pending = tuple(number for number in in_turn(self._plan) if number not in done)
+        self._in_turn(max((batch.number for batch in batches), default=-1) + 1, pending)
         # Whoever was stopped has not said which files it had checked, and time has passed.
         shards = range(len(self._plan.shards))
         self._verify([number for number in shards if self._plan.shards[number].path not in self._checked])
@@ -211,29 +219,41 @@ class Change:
         self._home.sync(HELD)
         self._root.sync()
 
-    def _in_turn(self, numbers: Sequence[int], batch: int) -> None:
+    def _in_turn(self, batch: int, numbers: tuple[int, ...]) -> None:
         """Stage and commit components, some at a time."""
-        for group in self._batches(numbers):
-            outcome, chunks = self._prepare(batch, group, whole_base=False)
-            assert self._job.known is not None
-            outcome.check_base(self._job.known)
-            outcome.check_target()
-            self._commit(Batch(batch, tuple(group), chunks, is_done=False))
-            batch += 1
+        while numbers:
+            group, chunks = self._stage_next(batch, numbers)
+            self._commit(Batch(batch, group, chunks, is_done=False))
+            numbers, batch = numbers[len(group) :], batch + 1
 
-    def _batches(self, numbers: Iterable[int]) -> Iterable[list[int]]:
-        group: list[int] = []
+    def _stage_next(self, batch: int, numbers: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[Chunk, ...]]:
+        """Stage the first of some components, as many as there is room for: which, and the journal."""
+        group = self._next_group(numbers)
+        try:
+            return group, self._stage_group(batch, group)
+        except NoRoomError:
+            if len(group) < 2:
+                raise
+            self._has_quota = True
+        for name in (*(_staged(number) for number in self._shards_of(group)), _bits(batch)):
+            self._home.remove(name, missing_ok=True)
+        return group[:1], self._stage_group(batch, group[:1])
+
+    def _stage_group(self, batch: int, group: tuple[int, ...]) -> tuple[Chunk, ...]:
+        outcome, chunks = self._prepare(batch, group, whole_base=False)
+        assert self._job.known is not None
+        outcome.check_base(self._job.known)
+        outcome.check_target()
+        return chunks
+
+    def _next_group(self, numbers: tuple[int, ...]) -> tuple[int, ...]:
         size = 0
-        for number in numbers:
+        for count, number in enumerate(numbers):
             part = self._plan.components[number]
-            taken = part.staged_bytes + part.journal_bytes
-            if group and (size + taken > _BATCH_BYTES or not has_room(self._home, size + taken, len(group) + 1)):
-                yield group
-                group, size = [], 0
-            group.append(number)
-            size += taken
-        if group:
-            yield group
+            size += part.staged_bytes + part.journal_bytes
+            if count and (self._has_quota or size > _BATCH_BYTES or not has_room(self._home, size, count + 1)):
+                return numbers[:count]
+        return numbers
 
     def _commit(self, batch: Batch) -> None:
         self._receiver.write_batch(batch)

@@ -163,10 +163,17 @@ def room_at_once(plan: Plan) -> int:
     return plan.written_file_bytes + sum(part.staged_bytes + part.journal_bytes for part in plan.components)
 
 
+def in_turn(plan: Plan) -> tuple[int, ...]:
+    """Components, by number, in the order in which they go one after the other: the largest first, then as they are."""
+    sizes = [part.staged_bytes + part.journal_bytes for part in plan.components]
+    first = sizes.index(max(sizes)) if sizes else 0
+    return tuple(sorted(range(len(sizes)), key=lambda number: number != first))
+
+
 def room_in_turn(plan: Plan) -> int:
     """Bytes that are taken, at the most, when components are staged and committed one after the other."""
     most = grown = 0
-    for part in plan.components:
+    for part in (plan.components[number] for number in in_turn(plan)):
         most = max(most, grown + part.staged_bytes + part.journal_bytes)
         grown += part.staged_bytes - part.freed_bytes
     return plan.written_file_bytes + max(most, grown)
