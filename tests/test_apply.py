@@ -387,6 +387,23 @@ class TestWrongBase:
             apply(delta, receiver)
         assert (receiver / "config.json").read_text() == "{}"
 
+    @pytest.mark.parametrize("found", [None, b"other"])
+    @pytest.mark.parametrize("shards", [2, 3])
+    @pytest.mark.parametrize("way", WAYS)
+    def test_the_targets_tensors_without_a_file_that_stays(
+        self, rich_pair: tuple[Path, Path, Path], tmp_path: Path, way: str, shards: int, found: bytes | None
+    ) -> None:
+        """The delta does not carry the file, and the target has it."""
+        _, target, delta = rich_pair
+        sidecars = {path: data for path, data in tree(target).items() if ".safetensors" not in path}
+        root = write_checkpoint(tmp_path / "own", rich_tensors()[1], shards=shards, sidecars=sidecars)
+        assert apply(delta, root).already
+        (root / "kept/merges.txt").unlink()
+        if found is not None:
+            (root / "kept/merges.txt").write_bytes(found)
+        with pytest.raises(WrongBaseError, match=r"not its files, kept/merges\.txt is missing or was changed"):
+            apply_by(way, delta, root, tmp_path / "work")
+
     def test_the_clock_and_times_prove_nothing(self, tiny: tuple[Path, Path, Path], tmp_path: Path) -> None:
         base, _target, delta = tiny
         receiver = fresh_copy(base, tmp_path / "receiver")
