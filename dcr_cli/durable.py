@@ -296,10 +296,14 @@ class Folder:
 
     def make_private(self) -> None:
         """Let nobody but its owner use the folder, and the owner change what is in it."""
-        if stat.S_IMODE(os.fstat(self.fd).st_mode) & 0o777 != PRIVATE_FOLDER_MODE:
+        self.set_mode(PRIVATE_FOLDER_MODE)
+
+    def set_mode(self, mode: int) -> None:
+        """Give the folder a mode, whatever the umask is."""
+        if stat.S_IMODE(os.fstat(self.fd).st_mode) & 0o777 != mode:
             _step("chmod", self.path)
-            with translating(self.path, "cannot be made private"):
-                os.fchmod(self.fd, PRIVATE_FOLDER_MODE)
+            with translating(self.path, "cannot be given its mode"):
+                os.fchmod(self.fd, mode)
 
     def make_changeable(self) -> None:
         """Let this process change what is in a folder that is to be removed, if it does not have the right already."""

@@ -14,9 +14,11 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -30,6 +32,7 @@ from dcr_cli.process import Stopped, signals_raised
 from dcr_cli.receiver.locking import lock
 from dcr_cli.receiver.receiver import Marker, decode_marker, encode_marker
 from dcr_cli.receiver.record import Record, read_record
+from dcr_cli.verify import verify
 from faults import StoppedError, watching
 from receivers import fresh_copy, make_delta, names_below, state_of, tree, write_rich_pair
 from strategies import INDEX, tensor_of, with_changes, write_checkpoint
@@ -328,7 +331,87 @@ class TestRecord:
         inside = [path for path in seen if "/.dcr/" in path]
         assert inside
         assert not [path for path in inside if path.endswith(".safetensors")]
-        assert (receiver / ".dcr").stat().st_mode & 0o777 == 0o700
+
+
+class TestReaders:
+    """Whoever may read a checkpoint may see whether it is complete; what is staged is the owner's alone."""
+
+    @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be somebody else")
+    @pytest.mark.parametrize(("way", "mask"), [("replace", 0o022), ("replace", 0o077), ("aside", 0o022), ("to", 0o022)])
+    def test_another_user(self, way: str, mask: int) -> None:
+        with TemporaryDirectory(prefix="dcr-test-") as folder:
+            root = Path(folder)
+            root.chmod(0o755)
+            base, target = write_rich_pair(root)
+            delta = make_delta(base, target, root / "delta")
+            found = {"replace": base, "aside": root / "link", "to": root / "out"}[way]
+            (root / "link").symlink_to("base")
+            (base / ".dcr").mkdir(mode=0o700)
+            before = os.umask(mask)
+            try:
+                with watching(_stop_when(base / ".dcr/held/config.json")), suppress(StoppedError):
+                    apply(delta, found if way == "aside" else base, to=found if way == "to" else None, **_mode(way))
+            finally:
+                os.umask(before)
+
+            def read() -> None:
+                os.setgroups([])
+                os.setgid(2345)
+                os.setuid(1234)
+                verify(found, against=target)
+
+            assert in_child(read) == (4 if way == "replace" else 0)
+            if way == "replace":
+                assert apply(delta, base).recovered
+                assert in_child(read) == 0
+            assert {path.name: path.stat().st_mode & 0o77 for path in (found / ".dcr").iterdir()}["lock"] == 0
+
+    @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be somebody else")
+    def test_the_record(self, tmp_path: Path) -> None:
+        with TemporaryDirectory(prefix="dcr-test-") as folder:
+            root = Path(folder)
+            root.chmod(0o755)
+            base, target = write_rich_pair(root)
+            apply(make_delta(base, target, root / "delta"), base)
+
+            def read() -> None:
+                os.setgid(2345)
+                os.setuid(1234)
+                assert verify(base).matches
+
+            assert in_child(read) == 0
+            (base / ".dcr/state.json").chmod(0o600)
+            assert in_child(read) == 9
+            (base / ".dcr").chmod(0o700)
+            assert in_child(read) == 9
+
+    @pytest.mark.parametrize("mode", [0o755, 0o750, 0o700])
+    def test_no_more_than_the_checkpoint(self, tiny: Folders, mode: int) -> None:
+        receiver, _, delta = tiny
+        receiver.chmod(mode)
+        seen: dict[str, int] = {}
+
+        def look(kind: str, path: str, other: str) -> None:
+            for name in ("stage", "journal", "held"):
+                if (receiver / ".dcr" / name).exists():
+                    seen[name] = (receiver / ".dcr" / name).stat().st_mode & 0o777
+
+        with watching(look):
+            apply(delta, receiver)
+        assert (receiver / ".dcr").stat().st_mode & 0o777 == mode
+        assert seen == dict.fromkeys(("stage", "journal", "held"), 0o700)
+
+
+def _mode(way: str) -> dict[str, Any]:
+    return {"mode": "aside"} if way == "aside" else {}
+
+
+def _stop_when(path: Path) -> Callable[[str, str, str], None]:
+    def stop(kind: str, at: str, other: str) -> None:
+        if path.exists():
+            raise StoppedError
+
+    return stop
 
 
 class TestChangedMeanwhile:

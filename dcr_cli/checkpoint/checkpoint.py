@@ -5,6 +5,7 @@ It decides what is part of a checkpoint and reads it. It changes nothing and wri
 
 from __future__ import annotations
 
+import errno
 import os
 import shlex
 import stat
@@ -154,7 +155,9 @@ def is_incomplete(root: str | os.PathLike[str]) -> bool:
     except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError as error:
-        raise LocalError(str(marker), f"cannot tell whether an apply is in progress: {error.strerror}") from error
+        facts = f"cannot tell whether an apply is in progress: {error.strerror}"
+        hint = f"as its owner, let its readers in: chmod a+rx {shlex.quote(str(marker.parent))}"
+        raise LocalError(str(marker), facts, hint=hint if error.errno == errno.EACCES else None) from error
     return True
 
 

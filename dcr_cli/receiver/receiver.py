@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 from dcr_cli.checkpoint.checkpoint import IN_PROGRESS, STATE_FOLDER, FileDigest, Shard, Tensor
 from dcr_cli.checkpoint.digest import DIGEST_BYTES, State, blake3_text, object_digest, parse_blake3
 from dcr_cli.checkpoint.header import DTYPES, parse_header, strict_json
-from dcr_cli.durable import Folder
+from dcr_cli.durable import NEW_FILE_MODE, Folder
 from dcr_cli.errors import DamagedError, DcrError, LocalError, UnsupportedError
 from dcr_cli.receiver.journal import Chunk
 from dcr_cli.receiver.locking import Lock, lock
@@ -33,7 +34,7 @@ MARKER = IN_PROGRESS.rpartition("/")[2]
 BASE_NAME = "base"
 _MARKER_LIMIT = 1 << 20
 _BASE_LIMIT = 1 << 40
-_PRIVATE = 0o700
+_PRIVATE, _READ_MODE = 0o700, 0o555
 _REPAIR = "start again from a full copy of a checkpoint"
 
 Digests = NDArray[np.uint8]
@@ -89,6 +90,7 @@ class Receiver:
                 raise
             return False
         try:
+            self.open_to_readers(os.fstat(self.root.fd))
             self._lock: Lock = lock(self.home, LOCK)
         except BaseException as error:
             status, own = self.root.status(STATE_FOLDER), os.fstat(self.home.fd)
@@ -115,6 +117,15 @@ class Receiver:
                     # Another process may be about to lock it.
                     self.root.remove_folder(STATE_FOLDER, used_ok=True)
 
+    def open_to_readers(self, folder: os.stat_result) -> None:
+        """Let those who may read a checkpoint in a folder with this status see whether it is complete, and its record.
+
+        What is staged, held or locked stays its owner's alone.
+        """
+        own = os.fstat(self.home.fd)
+        if os.geteuid() in (0, own.st_uid):
+            self.home.set_mode(stat.S_IMODE(own.st_mode) & 0o777 | folder.st_mode & _READ_MODE)
+
     # The marker
 
     def read_marker(self) -> Marker | None:
@@ -126,7 +137,7 @@ class Receiver:
     def write_marker(self, marker: Marker) -> None:
         """Say, durably, that a change is in progress; its BASE_NAME must be durable already."""
         self.is_marked = True
-        self.home.replace_file(MARKER, encode_marker(marker))
+        self.home.replace_file(MARKER, encode_marker(marker), NEW_FILE_MODE)
         self.root.sync()
 
     def remove_marker(self) -> None:

@@ -36,7 +36,7 @@ from dcr_cli.delta.document import (
     encode_texts,
     take_column,
 )
-from dcr_cli.durable import Folder
+from dcr_cli.durable import NEW_FILE_MODE, Folder
 from dcr_cli.errors import DcrError, LocalError
 
 RECORD_FORMAT = 1
@@ -86,7 +86,7 @@ def write_record(
     """Write the record of a state, whose content digest is `content`, into `home`, a receiver's state folder."""
     files_blake3 = files_digest((file.path, file.kind, file.blake3) for file in files)
     table, _ = encode_document("record", _columns(tensors, files))
-    home.replace_file(TABLE_NAME, table)
+    home.replace_file(TABLE_NAME, table, NEW_FILE_MODE)
     status = home.status(TABLE_NAME)
     assert status is not None
     document = {
@@ -98,7 +98,7 @@ def write_record(
         "skipped": list(skipped),
         "time_ns": status.st_mtime_ns,
     }
-    home.replace_file(STATE_NAME, json.dumps(document, ensure_ascii=False).encode() + b"\n")
+    home.replace_file(STATE_NAME, json.dumps(document, ensure_ascii=False).encode() + b"\n", NEW_FILE_MODE)
 
 
 def renew_record(home: Folder, content: bytes, files: Sequence[FileDigest], identities: Mapping[str, Identity]) -> None:
