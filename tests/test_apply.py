@@ -38,6 +38,7 @@ from receivers import (
     rich_tensors,
     tree,
     write_rich_pair,
+    write_turned_pair,
 )
 from strategies import (
     INDEX,
@@ -609,7 +610,7 @@ class TestPlaces:
         else:
             (receiver / "new/deep/template.txt").mkdir(parents=True)
         before = tree(receiver)
-        with pytest.raises(DamagedError, match=r"new/deep"):
+        with pytest.raises(DamagedError if kind == "fifo" else WrongBaseError, match=r"new/deep"):
             apply(delta, receiver)
         assert tree(receiver) == before
         assert not (receiver / ".dcr").exists()
@@ -694,6 +695,44 @@ class TestPlaces:
         found = {path: data for path, data in tree(receiver).items() if path not in result.foreign}
         assert found == tree(target)
         assert os.readlink(receiver / "runs") == str(tmp_path / "elsewhere")
+
+    @pytest.mark.parametrize("way", WAYS)
+    def test_files_that_become_folders(self, tmp_path: Path, way: str) -> None:
+        """And folders that become files, there and back."""
+        base, target = write_turned_pair(tmp_path)
+        for before, after in ((base, target), (target, base)):
+            delta = make_delta(before, after, tmp_path / f"delta-{after.name}")
+            found, _ = apply_by(way, delta, before, tmp_path / "work")
+            assert tree(found) == tree(after)
+
+    @pytest.mark.parametrize("what", ["file", "deep file", "empty folder", "link"])
+    @pytest.mark.parametrize("mode", ["replace", "in-place"])
+    def test_what_is_nobodys_where_a_folder_becomes_a_file(self, tmp_path: Path, mode: str, what: str) -> None:
+        base, target = write_turned_pair(tmp_path)
+        delta = make_delta(base, target, tmp_path / "delta")
+        if what == "link":
+            (base / "e/link").symlink_to("nowhere")
+        elif what == "file":
+            (base / "e/mine").write_text("mine")
+        else:
+            (base / "e/mine").mkdir()
+            if what == "deep file":
+                (base / "e/mine/deep").write_text("mine")
+        before, names = tree(base), names_below(base)
+        for dry_run in (True, False):
+            with pytest.raises(WrongBaseError, match="stands where the target has a file"):
+                apply(delta, base, mode=mode, dry_run=dry_run)
+        check_untouched(base, before, names)
+
+    def test_a_file_that_is_nobodys_where_a_folder_is_needed(
+        self, rich_pair: tuple[Path, Path, Path], tmp_path: Path
+    ) -> None:
+        base, _, delta = rich_pair
+        receiver = fresh_copy(base, tmp_path / "receiver")
+        (receiver / "new").write_text("mine")
+        with pytest.raises(WrongBaseError, match="new: is not the base's, and stands where the target has a folder"):
+            apply(delta, receiver)
+        assert tree(receiver) == {**tree(base), "new": b"mine"}
 
     def test_a_foreign_file_in_the_way(self, rich_pair: tuple[Path, Path, Path], tmp_path: Path) -> None:
         base, target, delta = rich_pair

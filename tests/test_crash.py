@@ -22,7 +22,7 @@ from dcr_cli.errors import DamagedError, DcrError, IncompleteError, LocalError, 
 from dcr_cli.receiver.link import LinkIdentity
 from dcr_cli.verify import verify
 from faults import PowerLoss, StoppedError, failing_at, killed_at, stopped_at, watching
-from receivers import claim, fresh_copy, make_delta, names_below, state_of, tree, write_rich_pair
+from receivers import claim, fresh_copy, make_delta, names_below, state_of, tree, write_rich_pair, write_turned_pair
 from strategies import write_tiny_pair
 
 Stop = Callable[[int, Callable[[], object]], bool]
@@ -32,8 +32,8 @@ class Case:
     """A pair, its delta, and a way to apply it to a copy of the base."""
 
     def __init__(self, folder: Path, pair: str, way: str) -> None:
-        write = write_tiny_pair if pair == "tiny" else write_rich_pair
-        self.base, self.target = write(folder)
+        write = {"tiny": write_tiny_pair, "rich": write_rich_pair, "turned": write_turned_pair}
+        self.base, self.target = write[pair](folder)
         self.delta = make_delta(self.base, self.target, folder / "delta")
         self.work = folder / "work"
         self.saved = folder / "saved"
@@ -116,7 +116,7 @@ def place(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("pair", ["tiny", "rich"])
+@pytest.mark.parametrize("pair", ["tiny", "rich", "turned"])
 def test_stopped_at_every_step(place: Path, pair: str, way: str) -> None:
     case = Case(place, pair, way)
     seen = set()
@@ -214,7 +214,7 @@ def test_every_step_fails_once(place: Path, way: str, error: int) -> None:
 
 @pytest.mark.usefixtures("copies_count")
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("pair", ["tiny", "rich"])
+@pytest.mark.parametrize("pair", ["tiny", "rich", "turned"])
 def test_power_is_lost_at_every_step(place: Path, pair: str, way: str) -> None:
     case = Case(place, pair, way)
     ways = [("nothing", 0), ("names", 0), ("some", 1), ("some", 2)]

@@ -110,6 +110,7 @@ class Change:
             self._receiver.remove_marker()
             raise
         self._hold_config()
+        self._make_way()
         self._commit(Batch(0, group, chunks, is_done=False))
         self._in_turn(1, rest)
         self._end(self._job.identities)
@@ -122,6 +123,8 @@ class Change:
         it since.
         """
         batches = self._receiver.read_batches()
+        self._hold_config()
+        self._make_way()
         for batch in batches:
             if not batch.is_done:
                 self._place(batch)
@@ -130,7 +133,6 @@ class Change:
         done = {number for batch in batches for number in batch.components}
         self._tidy()
         self._stage_files()
-        self._hold_config()
         pending = tuple(number for number in in_turn(self._plan) if number not in done)
         self._in_turn(max((batch.number for batch in batches), default=-1) + 1, pending)
         # Whoever was stopped has not said which files it had checked, and time has passed.
@@ -152,11 +154,11 @@ class Change:
             self.bytes_written += len(content)
 
     def _take_mode(self, name: str, path: str) -> None:
-        """Give a staged file mode and owner of the file that it will replace; a link has none to give."""
+        """Give a staged file mode and owner of the file that it will replace; a link or a folder has none to give."""
         status = self._root.status(path)
         if path == CONFIG:
             status = self._home.status(_HELD_CONFIG) or status
-        if status is not None and not stat.S_ISLNK(status.st_mode):
+        if status is not None and stat.S_ISREG(status.st_mode):
             self._home.take_mode(name, status)
 
     def _rehearse(self) -> Outcome:
@@ -255,6 +257,11 @@ class Change:
                 return numbers[:count]
         return numbers
 
+    def _make_way(self) -> None:
+        """Remove what lies beside the shards and is not the target's; others may need its place."""
+        self._remove([path for path in self._plan.removed_files if path != CONFIG])
+        self._remove_empty_folders()
+
     def _commit(self, batch: Batch) -> None:
         self._receiver.write_batch(batch)
         self._place(batch)
@@ -263,6 +270,8 @@ class Change:
 
     def _place(self, batch: Batch) -> None:
         """Give a batch's staged shards their names and patch the others; doing it again does no harm."""
+        self._remove([path for number in batch.components for path in self._plan.components[number].removed])
+        self._remove_empty_folders()
         renamed = []
         for number in self._shards_of(batch.components):
             shard = self._plan.shards[number]
@@ -280,8 +289,6 @@ class Change:
                 self.bytes_written += place_chunks(journal, batch.chunks, self._open_shard, self._job.target.jobs)
             for path in {self._plan.shards[chunk.file].path for chunk in batch.chunks}:
                 self._checked[path] = identity_below(self._root, path)
-        removed = [path for number in batch.components for path in self._plan.components[number].removed]
-        self._remove(removed)
 
     def _open_shard(self, number: int) -> File:
         """Open a shard to patch it, if it is still what was read, and has no other name that would change too."""
@@ -311,7 +318,9 @@ class Change:
             self._checked[new_name] = identity_below(to, new_name)
 
     def _remove(self, paths: Sequence[str]) -> None:
-        gone = [path for path in paths if self._root.status(path) is not None]
+        """Remove what is still there, as a file; the target may have a folder of the name."""
+        present = [(path, self._root.status(path)) for path in paths]
+        gone = [path for path, status in present if status is not None and not stat.S_ISDIR(status.st_mode)]
         for path in gone:
             self._root.remove(path)
         for folder in folders_of(gone):
@@ -333,8 +342,8 @@ class Change:
             placed.append(path)
         for folder in folders_of(placed):
             self._root.sync(folder)
-        self._remove([path for path in self._plan.removed_files if path != CONFIG])
-        self._remove_empty_folders()
+        if placed:
+            self._home.sync(STAGE)
         if config is None and CONFIG not in self._plan.removed_files and self._home.status(_HELD_CONFIG) is not None:
             config = _HELD_CONFIG
         if config is not None:
@@ -358,12 +367,16 @@ class Change:
         """Remove folders in which nothing is left of what lay there."""
         removed = [*self._plan.removed_files, *(path for part in self._plan.components for path in part.removed)]
         for folder in sorted(folders_of(removed), key=len, reverse=True):
-            while folder and self._root.status(folder) is not None and self._root.is_empty(folder):
+            while folder and self._is_empty_folder(folder):
                 self._root.remove_folder(folder, used_ok=True)
                 if self._root.status(folder) is not None:
                     break
                 folder = folder.rpartition("/")[0]
                 self._root.sync(folder)
+
+    def _is_empty_folder(self, path: str) -> bool:
+        status = self._root.status(path)
+        return status is not None and stat.S_ISDIR(status.st_mode) and self._root.is_empty(path)
 
     # Finishing
 

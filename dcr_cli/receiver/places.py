@@ -23,6 +23,7 @@ CONFIG = "config.json"
 # For the marker, the record and other small files, and for what file systems round up.
 _SLACK_BYTES = 1 << 20
 _SLACK_PER_FILE_BYTES = 1 << 12
+_IN_THE_WAY, _MOVE_AWAY = "is not the base's, and stands where the target has", "move it away"
 _FIXED, _UNFIX = "has an attribute that forbids changing it", "see chattr -i, -a"
 
 
@@ -41,19 +42,39 @@ def folders_of(paths: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(path.rpartition("/")[0] for path in paths))
 
 
-def check_places(root: Folder, paths: Collection[str]) -> None:
-    """Raise DamagedError or LocalError if one of `paths` could not be replaced or removed by this process."""
+def check_places(root: Folder, paths: Collection[str], removed: Collection[str]) -> None:
+    """Raise DamagedError, WrongBaseError or LocalError if one of `paths` could not be replaced or removed.
+
+    What is `removed` goes before others get its place: a file may become a folder, or a folder a file.
+    """
     for path in paths:
         status = root.status(path)
         if status is None:
             continue
-        if not (stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode)):
-            raise DamagedError(str(root.path / path), f"is {file_kind(status.st_mode)}, where a file has to be")
-        if stat.S_ISREG(status.st_mode):
+        if stat.S_ISDIR(status.st_mode):
+            _check_all_goes(root, path, removed)
+        elif stat.S_ISREG(status.st_mode):
             _check_file(root, path, status)
+        elif not stat.S_ISLNK(status.st_mode):
+            raise DamagedError(str(root.path / path), f"is {file_kind(status.st_mode)}, where a file has to be")
     seen: set[str] = set()
     for folder in folders_of(paths):
-        _check_folder(root, folder, seen)
+        _check_folder(root, folder, seen, removed)
+
+
+def _check_all_goes(root: Folder, folder: str, removed: Collection[str]) -> None:
+    """A folder can become a file if nothing but what is removed lies in it."""
+    with root.open_folder(folder) as inside:
+        names = inside.names()
+    for path in (f"{folder}/{name}" for name in names):
+        status = root.status(path)
+        if status is not None and stat.S_ISDIR(status.st_mode):
+            _check_all_goes(root, path, removed)
+        elif status is not None and path not in removed:
+            raise WrongBaseError(str(root.path / path), f"{_IN_THE_WAY} a file", hint=_MOVE_AWAY)
+    if not any(path.startswith(f"{folder}/") for path in removed):
+        raise WrongBaseError(str(root.path / folder), f"{_IN_THE_WAY} a file", hint=_MOVE_AWAY)
+    check_no_mount(root, folder, folder.rpartition("/")[0])
 
 
 def check_moves(root: Folder, paths: Iterable[str]) -> None:
@@ -100,7 +121,7 @@ def _check_movable(root: Folder, path: str, folder: str, status: os.stat_result)
 
 def check_changeable(folder: Folder) -> None:
     """Raise LocalError if this process may not change the names in a folder."""
-    _check_folder(folder, "", set())
+    _check_folder(folder, "", set(), ())
 
 
 def check_names(root: Folder, paths: Iterable[str]) -> None:
@@ -135,15 +156,17 @@ def _check_file(root: Folder, path: str, status: os.stat_result) -> None:
         raise LocalError(str(root.path / path), facts, hint="run as its owner")
 
 
-def _check_folder(root: Folder, folder: str, seen: set[str]) -> None:
+def _check_folder(root: Folder, folder: str, seen: set[str], removed: Collection[str]) -> None:
     """A new name needs a folder that may be written, or one above that may be."""
     while folder not in seen:
         seen.add(folder)
         status = root.status(folder) if folder else os.fstat(root.fd)
-        if status is None:
+        if status is None or (folder in removed and not stat.S_ISDIR(status.st_mode)):
             folder = folder.rpartition("/")[0]
             continue
         where = root.path / folder
+        if stat.S_ISREG(status.st_mode):
+            raise WrongBaseError(str(where), f"{_IN_THE_WAY} a folder", hint=_MOVE_AWAY)
         if not stat.S_ISDIR(status.st_mode):
             raise DamagedError(str(where), f"is {file_kind(status.st_mode)}, where a folder has to be")
         if root.is_fixed(folder):
@@ -159,9 +182,9 @@ def check_plan(root: Folder, base: Base, plan: Plan, paths: Collection[str]) -> 
 
     Whether there is room to stage all of it at once.
     """
-    check_places(root, paths)
     patched = {shard.path for shard in plan.shards if shard.action is Action.PATCH}
     removed = {*plan.removed_files, *(path for part in plan.components for path in part.removed)}
+    check_places(root, paths, removed)
     for path in removed:
         if root.status(path) is not None:
             check_no_mount(root, path, path.rpartition("/")[0])
@@ -170,9 +193,9 @@ def check_plan(root: Folder, base: Base, plan: Plan, paths: Collection[str]) -> 
     check_names(root, [*(file.path for file in base.files), *paths])
     ours = {file.path for file in base.files}
     for row in plan.written_files:
-        if row.path not in ours and root.status(row.path) is not None:
-            facts = "is not the base's, and stands where the target has a file"
-            raise WrongBaseError(str(root.path / row.path), facts, hint="move it away")
+        status = root.status(row.path)
+        if row.path not in ours and status is not None and not stat.S_ISDIR(status.st_mode):
+            raise WrongBaseError(str(root.path / row.path), f"{_IN_THE_WAY} a file", hint=_MOVE_AWAY)
     if has_room(root, room_at_once(plan), len(paths)):
         return True
     check_room(root, room_in_turn(plan), len(paths))

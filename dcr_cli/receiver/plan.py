@@ -222,8 +222,8 @@ def _action(
 
 
 def _components(base: Base, shards: Sequence[NewShard], rows: Sequence[TensorRow]) -> tuple[Component, ...]:
-    """Join what must be ready together: a shard, and every old shard that is changed or goes and that it is made
-    from."""
+    """Join what must be ready together: a shard, and every old shard that is changed or goes and that it is made from,
+    or whose place it needs."""
     sizes = {shard.path: shard.size for shard in base.shards}
     changed = {shard.path: number for number, shard in enumerate(shards) if shard.action is not Action.KEEP}
     kept = {shard.path for shard in shards if shard.action is Action.KEEP}
@@ -243,6 +243,11 @@ def _components(base: Base, shards: Sequence[NewShard], rows: Sequence[TensorRow
                 old = base.shards[base.by_name[source].shard].path
                 if old != path and old in leader:
                     leader[find(old)] = find(path)
+    # A shard that goes makes way for one whose folder has its name, or that has the name of its folder.
+    for path in leader:
+        for above in (path[:at] for at, letter in enumerate(path) if letter == "/"):
+            if above in leader:
+                leader[find(above)] = find(path)
     groups: dict[str, tuple[list[int], list[str]]] = {}
     for path, number in changed.items():
         groups.setdefault(find(path), ([], []))[0].append(number)
