@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dcr_cli.checkpoint.folder import scan
+from dcr_cli.checkpoint.in_progress import command_to_finish
+from dcr_cli.checkpoint.names import shown
 from dcr_cli.delta.delta import open_delta
 from dcr_cli.delta.payload import PayloadReader
 from dcr_cli.durable import Folder
@@ -142,8 +144,9 @@ def check_same_delta(root: Folder, target: Target, marker: Marker) -> None:
         facts = "was being built when it was stopped"
         raise IncompleteError(str(root.path), facts, hint="run the dcr apply that was building it again")
     if marker.commit != target.delta.commit_blake3:
-        facts = f"an apply of another delta, {marker.delta}, to it was stopped"
-        raise IncompleteError(str(root.path), facts, hint=f"finish it first: dcr apply {marker.delta} {root.path}")
+        facts = f"an apply of another delta, {shown(marker.delta)}, to it was stopped"
+        command = command_to_finish(marker.delta, root.path)
+        raise IncompleteError(str(root.path), facts, hint=f"finish it first: {command}")
 
 
 def _check_arguments(mode: str, jobs: int | None, *, is_apart: bool, keep_previous: bool) -> None:

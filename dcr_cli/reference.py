@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from dcr_cli.checkpoint.checkpoint import SIDECAR, STATE_FOLDER
+from dcr_cli.checkpoint.checkpoint import SIDECAR
+from dcr_cli.checkpoint.in_progress import STATE_FOLDER
 from dcr_cli.delta.delta import open_delta
 from dcr_cli.durable import open_folder
 from dcr_cli.errors import LocalError, NotFoundError
@@ -54,7 +56,9 @@ def reference_of_record(checkpoint: str | Path) -> Reference:
         raise LocalError(str(checkpoint), "has a record that this process may not read", hint="run as its owner")
     if record is None:
         facts = "has no record of the state it should be in; only an apply leaves one"
-        raise NotFoundError(str(checkpoint), facts, hint=f"dcr verify {checkpoint} --against CHECKPOINT")
+        raise NotFoundError(
+            str(checkpoint), facts, hint=f"dcr verify {shlex.quote(str(checkpoint))} --against CHECKPOINT"
+        )
     return Reference(
         name=f"the state that {checkpoint} records",
         tensors={row.name: ReferenceTensor(row.dtype, row.shape, row.digest) for row in record.tensors},

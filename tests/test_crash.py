@@ -7,6 +7,7 @@ brings it to the target.
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -270,6 +271,18 @@ def test_another_delta_meanwhile(place: Path, mode: str) -> None:
         apply(other, case.work / "receiver")
     assert str(case.delta) in str(error.value.hint)
     assert names_below(case.work) == before
+    marker = case.work / "receiver/.dcr/in-progress"
+    text = marker.read_bytes()
+    for delta, shown in (("$(rm -rf x); y", "'$(rm -rf x); y'"), ("x" * 100_000, "DELTA"), ("a\nb", "DELTA")):
+        marker.write_text(json.dumps({**json.loads(text), "delta": delta}))
+        (case.work / "link").unlink(missing_ok=True)
+        (case.work / "link").symlink_to("receiver")
+        for way, path in (("replace", "receiver"), ("aside", "link")):
+            with pytest.raises(IncompleteError) as error:
+                apply(other, case.work / path, mode=way)
+            assert str(error.value.hint) == f"finish it first: dcr apply {shown} {case.work / path}"
+            assert len(str(error.value)) < 2000
+    marker.write_bytes(text)
     finish(case)
 
 

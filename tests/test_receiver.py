@@ -80,6 +80,20 @@ class TestLock:
         with open_folder(receiver) as home, lock(home, "lock.txt"):
             open_checkpoint(receiver)
 
+    def test_readers_see_that_it_is_held(self, tiny: Folders) -> None:
+        receiver, target, delta = tiny
+        seen = []
+
+        def read(kind: str, path: str, other: str) -> None:
+            if (receiver / ".dcr/in-progress").exists():
+                with pytest.raises(IncompleteError) as error:
+                    verify(receiver, against=target)
+                seen.append(error.value.facts)
+
+        with watching(read):
+            apply(delta, receiver)
+        assert set(seen) == {f"incomplete: an apply to it is running, process {os.getpid()}"}
+
     def test_it_dies_with_its_process(self, tiny: Folders) -> None:
         receiver, target, delta = tiny
         ready, go = os.pipe()

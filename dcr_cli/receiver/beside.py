@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dcr_cli.checkpoint.checkpoint import IN_PROGRESS, STATE_FOLDER
+from dcr_cli.checkpoint.in_progress import IN_PROGRESS, STATE_FOLDER, command_to_finish
 from dcr_cli.durable import PRIVATE_FOLDER_MODE, Folder, open_folder
 from dcr_cli.errors import ConflictError, DcrError, IncompleteError, WrongBaseError
 from dcr_cli.receiver.apply_result import ApplyResult, done, nothing_done
@@ -230,7 +230,7 @@ def _locked_behind(path: Path) -> Iterator[tuple[Receiver, Link]]:
         check_still(link)
         marker = receiver.read_marker()
         if marker is not None:
-            hint = f"finish it first: dcr apply {marker.delta} {path}"
+            hint = f"finish it first: {command_to_finish(marker.delta, path)}"
             raise IncompleteError(str(path), "an apply to the folder behind it was stopped", hint=hint)
         receiver.clear()
         yield receiver, link

@@ -12,9 +12,9 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from dcr_cli.checkpoint.checkpoint import STATE_FOLDER
 from dcr_cli.checkpoint.folder import Identity, identity_of
 from dcr_cli.checkpoint.header import strict_json
+from dcr_cli.checkpoint.in_progress import STATE_FOLDER
 from dcr_cli.durable import File, Folder
 from dcr_cli.errors import DamagedError, DcrError
 from dcr_cli.receiver.receiver import Receiver

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import socket
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,7 +69,8 @@ class Link:
 def read_link(path: Path) -> Link:
     """Read a link; UsageError if it is none."""
     if not path.is_symlink():
-        hint = f"make it one: mv {path} {path}-1 && ln -s {path.name}-1 {path}"
+        names = [shlex.quote(text) for text in (str(path), f"{path}-1", f"{path.name}-1")]
+        hint = f"make it one: mv {names[0]} {names[1]} && ln -s {names[2]} {names[0]}"
         raise UsageError(str(path), "is not a link to a folder, as aside needs it", hint=hint)
     with open_folder(path.parent) as above:
         status = above.status(path.name)

@@ -18,9 +18,10 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from dcr_cli.checkpoint.checkpoint import IN_PROGRESS, STATE_FOLDER, FileDigest, Shard, Tensor
+from dcr_cli.checkpoint.checkpoint import FileDigest, Shard, Tensor
 from dcr_cli.checkpoint.digest import DIGEST_BYTES, State, blake3_text, object_digest, parse_blake3
 from dcr_cli.checkpoint.header import DTYPES, parse_header, strict_json
+from dcr_cli.checkpoint.in_progress import IN_PROGRESS, LOCK_FILE, STATE_FOLDER
 from dcr_cli.durable import NEW_FILE_MODE, Folder
 from dcr_cli.errors import DamagedError, DcrError, LocalError, UnsupportedError
 from dcr_cli.receiver.journal import Chunk
@@ -29,8 +30,8 @@ from dcr_cli.receiver.places import check_changeable
 from dcr_cli.receiver.plan import Base
 
 MARKER_FORMAT = 1
-STAGE, JOURNAL, HELD, LOCK = "stage", "journal", "held", "lock"
-MARKER = IN_PROGRESS.rpartition("/")[2]
+STAGE, JOURNAL, HELD = "stage", "journal", "held"
+MARKER, LOCK = (path.rpartition("/")[2] for path in (IN_PROGRESS, LOCK_FILE))
 BASE_NAME = "base"
 _MARKER_LIMIT = 1 << 20
 _BASE_LIMIT = 1 << 40
