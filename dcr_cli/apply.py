@@ -76,6 +76,7 @@ def apply(
             marker = receiver.read_marker()
             if marker is not None:
                 return _finish(receiver, target, marker)
+            receiver.clear()
             return _change(receiver, target, mode, skip)
 
 

@@ -19,7 +19,7 @@ import pytest
 
 from dcr_cli.apply import apply
 from dcr_cli.checkpoint.checkpoint import open_checkpoint
-from dcr_cli.errors import DamagedError, DcrError, IncompleteError, LocalError, UnsupportedError
+from dcr_cli.errors import DamagedError, DcrError, IncompleteError, LocalError, UnsupportedError, WrongBaseError
 from dcr_cli.receiver.link import LinkIdentity
 from dcr_cli.verify import verify
 from faults import PowerLoss, StoppedError, failing_at, killed_at, stopped_at, watching
@@ -337,6 +337,66 @@ def test_what_is_needed_to_finish_is_gone(place: Path) -> None:
     with pytest.raises(DamagedError, match="cannot be finished"):
         case.run()
     assert case.check() == "marked"
+
+
+@pytest.mark.parametrize("mode", ["replace", "in-place"])
+def test_what_was_staged_is_gone(place: Path, mode: str) -> None:
+    """It is staged again, as long as what it is made from is there."""
+    case = Case(place, "tiny", mode)
+    stage = case.work / "receiver/.dcr/stage"
+    marked = 0
+    for number in count():
+        case.reset()
+        if stopped_at(number, case.run):
+            break
+        if case.check() == "marked":
+            marked += 1
+            shutil.rmtree(stage, ignore_errors=True)
+        finish(case)
+    assert marked > 10
+
+
+@pytest.mark.parametrize("mode", ["replace", "in-place"])
+def test_names_in_the_journal_that_are_nobodys(place: Path, mode: str) -> None:
+    case = Case(place, "tiny", mode)
+    _stop_when_marked(case)
+    journal = case.work / "receiver/.dcr/journal"
+    for name in (
+        "abc.commit",
+        ".commit",
+        ".done",
+        "000001.commit.x",
+        "\u0661\u0661\u0661\u0661\u0661\u0661.done",
+        "7.done",
+    ):
+        (journal / name).write_bytes(b"x")
+    (journal / "abc.done").mkdir()
+    finish(case)
+
+
+@pytest.mark.parametrize("mode", ["replace", "in-place"])
+def test_a_marker_that_somebody_removed(place: Path, mode: str) -> None:
+    """A config that was held is put back, whatever else is the matter."""
+    case = Case(place, "tiny", mode)
+    receiver = case.work / "receiver"
+    seen = set()
+    for number in count():
+        case.reset()
+        if stopped_at(number, case.run):
+            break
+        if case.check() != "marked":
+            continue
+        (receiver / ".dcr/in-progress").unlink()
+        try:
+            case.run()
+        except WrongBaseError:
+            seen.add("neither")
+            assert tree(receiver).keys() == tree(case.base).keys()
+        else:
+            seen.add("done")
+            assert case.check() == "target"
+        assert (receiver / "config.json").read_bytes() == (case.base / "config.json").read_bytes()
+    assert seen == {"neither", "done"}
 
 
 @pytest.mark.parametrize("mode", ["replace", "in-place"])

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from dcr_cli.checkpoint.checkpoint import SHARD, FileDigest, Shard
 from dcr_cli.checkpoint.digest import DIGEST_BYTES, object_digest
@@ -25,13 +26,12 @@ from dcr_cli.receiver.job import Job, Outcome, digest_tensors, whole_work
 from dcr_cli.receiver.journal import Chunk
 from dcr_cli.receiver.places import CONFIG, changed_paths, check_plan, folders_of, has_room
 from dcr_cli.receiver.plan import Action, Plan, in_turn
-from dcr_cli.receiver.receiver import HELD, JOURNAL, STAGE, Batch, Marker, Receiver, tensors_of
+from dcr_cli.receiver.receiver import HELD, HELD_CONFIG, JOURNAL, STAGE, Batch, Marker, Receiver, tensors_of
 from dcr_cli.receiver.sidecars import NewFiles, final_files, identities_now, identity_below, new_files, record_target
 from dcr_cli.receiver.staging import place_chunks, stage
 from dcr_cli.receiver.survey import Survey, judge
 
 REPLACE, IN_PLACE = "replace", "in-place"
-_HELD_CONFIG = f"{HELD}/{CONFIG}"
 # Components are committed together up to so many staged bytes, so that threads have several files to work on.
 _BATCH_BYTES = 1 << 30
 _REPAIR = "start again from a full copy of the target"
@@ -68,6 +68,9 @@ class Change:
         # Files that this run made or, finishing, has read again, as they were then.
         self._checked: dict[str, Identity] = {}
         self._patched: set[str] = set()
+        # Shards, by number, that were found to be the target's, and why one is lost that was staged.
+        self._verified: set[int] = set()
+        self._lost: DamagedError | None = None
         # Whether there has been less room than the file system had said.
         self._has_quota = False
 
@@ -122,19 +125,23 @@ class Change:
         Raises DamagedError if the receiver holds what neither was nor should become, ConflictError if somebody changed
         it since.
         """
+        self._receiver.resume()
         batches = self._receiver.read_batches()
         self._hold_config()
         self._make_way()
-        for batch in batches:
-            if not batch.is_done:
-                self._place(batch)
-                self._verify(self._shards_of(batch.components))
-                self._receiver.end_batch(batch.number)
-        done = {number for batch in batches for number in batch.components}
+        done = {number for batch in batches if batch.is_done for number in batch.components}
+        for batch in (batch for batch in batches if not batch.is_done):
+            done.update(self._finish_batch(batch))
         self._tidy()
         self._stage_files()
         pending = tuple(number for number in in_turn(self._plan) if number not in done)
-        self._in_turn(max((batch.number for batch in batches), default=-1) + 1, pending)
+        try:
+            self._in_turn(max((batch.number for batch in batches), default=-1) + 1, pending)
+        except ConflictError as error:
+            # What a lost component was made from has gone too.
+            if self._lost is not None:
+                raise self._lost from error
+            raise
         # Whoever was stopped has not said which files it had checked, and time has passed.
         shards = range(len(self._plan.shards))
         self._verify([number for number in shards if self._plan.shards[number].path not in self._checked])
@@ -157,7 +164,7 @@ class Change:
         """Give a staged file mode and owner of the file that it will replace; a link or a folder has none to give."""
         status = self._root.status(path)
         if path == CONFIG:
-            status = self._home.status(_HELD_CONFIG) or status
+            status = self._home.status(HELD_CONFIG) or status
         if status is not None and stat.S_ISREG(status.st_mode):
             self._home.take_mode(name, status)
 
@@ -213,11 +220,11 @@ class Change:
     # Changing
 
     def _hold_config(self) -> None:
-        if self._root.status(CONFIG) is None or self._home.status(_HELD_CONFIG) is not None:
+        if self._root.status(CONFIG) is None or self._home.status(HELD_CONFIG) is not None:
             return
         if self._home.make_folder(HELD, 0o700, exist_ok=True):
             self._home.sync()
-        self._move(self._root, CONFIG, self._home, _HELD_CONFIG)
+        self._move(self._root, CONFIG, self._home, HELD_CONFIG)
         self._home.sync(HELD)
         self._root.sync()
 
@@ -344,22 +351,24 @@ class Change:
             self._root.sync(folder)
         if placed:
             self._home.sync(STAGE)
-        if config is None and CONFIG not in self._plan.removed_files and self._home.status(_HELD_CONFIG) is not None:
-            config = _HELD_CONFIG
+        if config is None and CONFIG not in self._plan.removed_files and self._home.status(HELD_CONFIG) is not None:
+            config = HELD_CONFIG
         if config is not None:
             self._move(self._home, config, self._root, CONFIG)
             self._root.sync()
             self._home.sync(config.rpartition("/")[0])
         files = final_files(self._job, self._plan, self._files)
         if known is None:
-            if config == _HELD_CONFIG:
+            if config == HELD_CONFIG:
                 # It came from where it had been put, perhaps long ago.
                 del self._checked[CONFIG]
             self._verify_sidecars(files)
         expected = {file.path: self._checked.get(file.path) or (known or {})[file.path] for file in files}
-        if known is not None and config == _HELD_CONFIG:
+        if known is not None and config == HELD_CONFIG:
             expected[CONFIG] = known[CONFIG]._replace(ctime_ns=expected[CONFIG].ctime_ns)
         check_same(self._root.path, expected, identities_now(self._root, expected))
+        # Without a marker, a config that is held would be put back.
+        self._receiver.release_held()
         record_target(self._receiver, self._job, files, expected)
         self._receiver.remove_marker()
 
@@ -379,6 +388,34 @@ class Change:
         return status is not None and stat.S_ISDIR(status.st_mode) and self._root.is_empty(path)
 
     # Finishing
+
+    def _finish_batch(self, batch: Batch) -> tuple[int, ...]:
+        """Place what a stopped run had committed, and see that it is the target's: the components that are done."""
+        lost = {component for component in batch.components if self._is_lost(component)}
+        if lost:
+            gone = set(self._shards_of(lost))
+            batch = replace(
+                batch,
+                components=tuple(component for component in batch.components if component not in lost),
+                chunks=tuple(chunk for chunk in batch.chunks if chunk.file not in gone),
+            )
+            self._receiver.write_batch(batch)
+        self._place(batch)
+        self._verify([number for number in self._shards_of(batch.components) if number not in self._verified])
+        self._receiver.end_batch(batch.number)
+        return batch.components
+
+    def _is_lost(self, component: int) -> bool:
+        """Whether a staged shard of a component is gone and has not got its name; it has to be staged again."""
+        for number in self._shards_of([component]):
+            if self._plan.shards[number].action is Action.PATCH or self._home.status(_staged(number)) is not None:
+                continue
+            try:
+                self._verify([number])
+            except DamagedError as error:
+                self._lost = error
+                return True
+        return False
 
     def _verify(self, numbers: Sequence[int]) -> None:
         """Read shards, given by number, and refuse what is not the target's."""
@@ -404,6 +441,7 @@ class Change:
                 what = f"{self._root.path / shards[tensor.shard].path}: tensor {shown(tensor.name)}"
                 raise DamagedError(what, "is not what it was to become", hint=_REPAIR)
         self._checked |= identities
+        self._verified.update(numbers)
 
     def _verify_sidecars(self, files: Sequence[FileDigest]) -> None:
         """Read what lies beside the shards and was not made by this run, and refuse what is not as it was."""

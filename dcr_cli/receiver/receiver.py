@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
@@ -26,17 +27,19 @@ from dcr_cli.durable import NEW_FILE_MODE, Folder
 from dcr_cli.errors import DamagedError, DcrError, LocalError, UnsupportedError
 from dcr_cli.receiver.journal import Chunk
 from dcr_cli.receiver.locking import Lock, lock
-from dcr_cli.receiver.places import check_changeable
+from dcr_cli.receiver.places import CONFIG, check_changeable
 from dcr_cli.receiver.plan import Base
 
 MARKER_FORMAT = 1
 STAGE, JOURNAL, HELD = "stage", "journal", "held"
 MARKER, LOCK = (path.rpartition("/")[2] for path in (IN_PROGRESS, LOCK_FILE))
 BASE_NAME = "base"
+HELD_CONFIG = f"{HELD}/{CONFIG}"
 _MARKER_LIMIT = 1 << 20
 _BASE_LIMIT = 1 << 40
 _PRIVATE, _READ_MODE = 0o700, 0o555
 _REPAIR = "start again from a full copy of a checkpoint"
+_BATCH_NAME = re.compile(r"([0-9]{6,9})\.(commit|done)")
 
 Digests = NDArray[np.uint8]
 
@@ -155,10 +158,26 @@ class Receiver:
             self.home.make_folder(name, _PRIVATE)
         self.home.sync()
 
+    def resume(self) -> None:
+        """Make the folders for a change that was begun, where somebody has removed them."""
+        for name in (STAGE, JOURNAL):
+            self.home.make_folder(name, _PRIVATE, exist_ok=True)
+        self.home.sync()
+
     def clear(self) -> None:
-        """Remove what a change prepared."""
-        for name in (STAGE, JOURNAL, HELD):
+        """Remove what a change prepared. A config that was held, and that no marker tells of any more, is put back."""
+        for name in (STAGE, JOURNAL):
             self.home.remove_tree(name, missing_ok=True)
+        if self.home.status(HELD_CONFIG) is not None and self.root.status(CONFIG) is None:
+            self.home.rename(HELD_CONFIG, self.root, CONFIG)
+            self.root.sync()
+        self.release_held()
+
+    def release_held(self) -> None:
+        """Remove, durably, what was held and is not needed any more."""
+        if self.home.status(HELD) is not None:
+            self.home.remove_tree(HELD)
+            self.home.sync()
 
     def write_base(self, base: Base, digests: Digests) -> bytes:
         """Write down, durably, what is being changed, with the digests of its tensors; the blake3 of what was
@@ -187,12 +206,11 @@ class Receiver:
     def read_batches(self) -> list[Batch]:
         with self.home.open_folder(JOURNAL) as folder:
             batches = []
-            for name in folder.names():
-                stem, _, suffix = name.partition(".")
-                if suffix in ("commit", "done"):
-                    text = folder.read(name, _BASE_LIMIT)
-                    assert text is not None
-                    batches.append(_decode_batch(int(stem), text, str(folder.path / name), is_done=suffix == "done"))
+            for match in filter(None, map(_BATCH_NAME.fullmatch, folder.names())):
+                text = folder.read(match[0], _BASE_LIMIT)
+                if text is not None:
+                    what = str(folder.path / match[0])
+                    batches.append(_decode_batch(int(match[1]), text, what, is_done=match[2] == "done"))
             return batches
 
 
