@@ -399,6 +399,29 @@ class TestDry:
                 apply(delta, tmp_path / "target", to=tmp_path / "out", dry_run=dry_run)
         assert apply(delta, tmp_path / "target", dry_run=True).already
 
+    @pytest.mark.parametrize("length", [244, 256])
+    def test_a_name_that_is_too_long_for_what_is_built(
+        self, case: tuple[Path, Path], tmp_path: Path, length: int
+    ) -> None:
+        """Nothing is written before that is said; a name that fits does."""
+        base, delta = case
+        before = names_below(tmp_path)
+        for dry_run in (True, False):
+            with pytest.raises(UsageError, match=r"needs a name of \d+ bytes, 255 are allowed"):
+                apply(delta, base, to=tmp_path / ("é" * (length // 2)), dry_run=dry_run)
+        assert names_below(tmp_path) == before
+        apply(delta, base, to=tmp_path / ("x" * 242))
+        link = tmp_path / ("l" * 228)
+        link.symlink_to("base")
+        before = names_below(tmp_path)
+        for dry_run in (True, False):
+            with pytest.raises(UsageError, match=r"building beside .* needs a name of \d+ bytes, 255 are allowed"):
+                apply(delta, link, mode="aside", dry_run=dry_run)
+        assert set(names_below(tmp_path)) - {"base/.dcr/lock"} == set(before)
+        link = tmp_path / ("l" * 223)
+        link.symlink_to("base")
+        apply(delta, link, mode="aside")
+
     def test_every_name_is_taken(self, case: tuple[Path, Path], tmp_path: Path) -> None:
         _, delta = case
         apply(delta, tmp_path / "link", mode="aside", keep_previous=True)

@@ -31,7 +31,7 @@ from dcr_cli.receiver.fresh import Fresh, room_of_fresh
 from dcr_cli.receiver.job import Job, Target
 from dcr_cli.receiver.link import Link, check_still, is_made_for, is_used_otherwise, read_link, turn
 from dcr_cli.receiver.locking import lock
-from dcr_cli.receiver.places import changed_paths, check_changeable
+from dcr_cli.receiver.places import changed_paths, check_changeable, check_lengths
 from dcr_cli.receiver.plan import Plan
 from dcr_cli.receiver.receiver import LOCK, MARKER, Receiver, decode_marker
 from dcr_cli.receiver.survey import Survey, is_there_already, judge, look_at, open_root
@@ -51,7 +51,7 @@ def apply_to(checkpoint: Path, out: Path, target: Target, skip: Sequence[str]) -
         if is_there_already(found, job):
             raise nothing_to_build(job)
         plan = job.plan(is_exact=found.is_base, in_place=False)
-        partial = f".{out.name}.dcr-partial"
+        partial = partial_name(out.name)
         with _new_folder(parent, partial, exist_ok=True) as receiver:
             fresh = Fresh(receiver, source, job, plan, links=False)
             if _build(fresh, found, job, TO):
@@ -78,13 +78,13 @@ def apply_aside(path: Path, target: Target, skip: Sequence[str], *, keep_previou
     """
     with _locked_behind(path) as (old, link), open_folder(old.root.path.parent) as parent:
         folder = old.root.path
-        with open_folder(path.parent) as above:
-            check_changeable(above)
-        check_changeable(parent)
         kept, not_carried = _remove_previous(old, parent, link)
         _remove_unfinished(parent, link)
         found, job = look_at(old.root, target, skip)
         is_there = is_there_already(found, job)
+        if not is_there:
+            with open_folder(path.parent) as above:
+                check_beside(link, parent, above, target)
         plan = job.plan(is_exact=found.is_base, in_place=False) if not is_there else None
         built = _Move(old, parent, link).build(found, job, plan) if plan is not None else None
         if plan is None or built is None:
@@ -116,6 +116,16 @@ def apply_aside(path: Path, target: Target, skip: Sequence[str], *, keep_previou
             str(path), ASIDE, job, plan, files=files, bytes_written=written, foreign=found.foreign, previous=kept
         )
         return replace(result, not_carried=(*not_carried, *left), room_bytes=room_of_fresh(plan, links=True))
+
+
+def check_beside(link: Link, parent: Folder, above: Folder, target: Target) -> None:
+    """Raise LocalError or UsageError if nothing could be built in `parent`, or the link, which is in `above`, not be
+    turned."""
+    for place in (parent, above):
+        check_changeable(place)
+    names = link.names(target.delta.commit_blake3)
+    check_lengths(parent, names, f"building beside {link.path}")
+    check_lengths(above, [link.temporary], f"turning {link.path}")
 
 
 def stays(home: Folder, link: Link) -> bool:
@@ -187,7 +197,14 @@ def nothing_to_build(job: Job) -> WrongBaseError:
     return WrongBaseError(job.what, "is at this delta's target already; there is nothing to build", hint="copy it")
 
 
+def partial_name(name: str) -> str:
+    """What a folder is called while it is built."""
+    return f".{name}.dcr-partial"
+
+
 def check_free(parent: Folder, name: str) -> None:
+    """Raise UsageError or ConflictError if nothing could be built and then be called `name`."""
+    check_lengths(parent, [name, partial_name(name)], "building it")
     status = parent.status(name)
     if status is not None and not (stat.S_ISDIR(status.st_mode) and parent.is_empty(name)):
         hint = "choose another name, or remove it"

@@ -14,7 +14,7 @@ from dcr_cli.checkpoint.header import file_kind
 from dcr_cli.checkpoint.in_progress import STATE_FOLDER
 from dcr_cli.checkpoint.names import shown
 from dcr_cli.durable import Folder, NoRoomError
-from dcr_cli.errors import DamagedError, LocalError, WrongBaseError
+from dcr_cli.errors import DamagedError, LocalError, UsageError, WrongBaseError
 from dcr_cli.receiver.plan import Action, Base, Plan, room_at_once, room_in_turn
 from dcr_cli.receiver.room import free_bytes
 
@@ -122,6 +122,20 @@ def _check_movable(root: Folder, path: str, folder: str, status: os.stat_result)
 def check_changeable(folder: Folder) -> None:
     """Raise LocalError if this process may not change the names in a folder."""
     _check_folder(folder, "", set(), ())
+
+
+def check_lengths(folder: Folder, names: Iterable[str], why: str) -> None:
+    """Raise UsageError if the file system does not allow one of `names` in a folder; `why` it is needed."""
+    try:
+        most = os.fpathconf(folder.fd, "PC_NAME_MAX")
+    except OSError:
+        # Where it is not told, only making the name tells.
+        return
+    for name in names:
+        size = len(os.fsencode(name))
+        if most < size:
+            facts = f"{why} needs a name of {size} bytes, {most} are allowed there"
+            raise UsageError(shown(str(folder.path / name)), facts, hint="choose a shorter name")
 
 
 def check_names(root: Folder, paths: Iterable[str]) -> None:

@@ -16,6 +16,7 @@ from dcr_cli.errors import DcrError
 from dcr_cli.receiver.apply_result import ApplyResult, done, nothing_done
 from dcr_cli.receiver.beside import (
     ASIDE,
+    check_beside,
     check_free,
     done_to,
     is_unfinished,
@@ -77,8 +78,8 @@ def rehearse_aside(path: Path, target: Target, skip: Sequence[str], *, keep_prev
         is_exact = found.has_target_files
         if is_there_already(found, job):
             return nothing_done(str(path), ASIDE, job, exact=is_exact, foreign=found.foreign, dry_run=True)
-        for place in (source, parent, above):
-            check_changeable(place)
+        check_changeable(source)
+        check_beside(link, parent, above, target)
         names = link.names(target.delta.commit_blake3)
         if not any(_can_take(parent, name, source.path.name, target) for name in names):
             raise names_taken(parent, names)
