@@ -15,18 +15,16 @@ import stat
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from dcr_cli.checkpoint.checkpoint import SHARD, FileDigest, Shard
-from dcr_cli.checkpoint.digest import DIGEST_BYTES, object_digest
-from dcr_cli.checkpoint.folder import Files, Identity, check_same, identity_of
-from dcr_cli.checkpoint.header import parse_header
-from dcr_cli.checkpoint.names import shown
+from dcr_cli.checkpoint.digest import DIGEST_BYTES
+from dcr_cli.checkpoint.folder import Identity, check_same, identity_of
 from dcr_cli.durable import File, Folder, NoRoomError
 from dcr_cli.errors import ConflictError, DamagedError
-from dcr_cli.receiver.job import Job, Outcome, digest_tensors, whole_work
+from dcr_cli.receiver.checking import check_shards, check_sidecars
+from dcr_cli.receiver.job import Job, Outcome, whole_work
 from dcr_cli.receiver.journal import Chunk
 from dcr_cli.receiver.places import CONFIG, changed_paths, check_plan, folders_of, has_room
 from dcr_cli.receiver.plan import Action, Plan, in_turn
-from dcr_cli.receiver.receiver import HELD, HELD_CONFIG, JOURNAL, STAGE, Batch, Marker, Receiver, tensors_of
+from dcr_cli.receiver.receiver import HELD, HELD_CONFIG, JOURNAL, STAGE, Batch, Marker, Receiver
 from dcr_cli.receiver.sidecars import NewFiles, final_files, identities_now, identity_below, new_files, record_target
 from dcr_cli.receiver.staging import place_chunks, stage
 from dcr_cli.receiver.survey import Survey, judge
@@ -34,7 +32,6 @@ from dcr_cli.receiver.survey import Survey, judge
 REPLACE, IN_PLACE = "replace", "in-place"
 # Components are committed together up to so many staged bytes, so that threads have several files to work on.
 _BATCH_BYTES = 1 << 30
-_REPAIR = "start again from a full copy of the target"
 
 
 class _StagePlace:
@@ -362,7 +359,7 @@ class Change:
             if config == HELD_CONFIG:
                 # It came from where it had been put, perhaps long ago.
                 del self._checked[CONFIG]
-            self._verify_sidecars(files)
+            self._checked |= check_sidecars(self._root, [file for file in files if file.path not in self._checked])
         expected = {file.path: self._checked.get(file.path) or (known or {})[file.path] for file in files}
         if known is not None and config == HELD_CONFIG:
             expected[CONFIG] = known[CONFIG]._replace(ctime_ns=expected[CONFIG].ctime_ns)
@@ -419,43 +416,9 @@ class Change:
 
     def _verify(self, numbers: Sequence[int]) -> None:
         """Read shards, given by number, and refuse what is not the target's."""
-        shards = []
-        for number in numbers:
-            new = self._plan.shards[number]
-            shards.append(Shard(new.path, parse_header(new.header, new.size, new.path), new.size))
-        identities = {shard.path: identity_below(self._root, shard.path) for shard in shards}
-        with Files(self._root.path, identities) as files:
-            for shard in shards:
-                header = bytearray(len(shard.header.raw))
-                if identities[shard.path].size == shard.size:
-                    files.read_path_into(shard.path, 0, header)
-                if header != shard.header.raw:
-                    what = str(self._root.path / shard.path)
-                    raise DamagedError(what, "is not the file that it was to become", hint=_REPAIR)
-            tensors = list(tensors_of(shards).values())
-            sums = digest_tensors(files, [shard.path for shard in shards], tensors, self._job.target, "check")
-        target = self._job.target
-        number_of = {row.name: number for number, row in enumerate(target.rows)}
-        for tensor, found in zip(tensors, sums, strict=True):
-            if (target.sums[number_of[tensor.name]] != found).any():
-                what = f"{self._root.path / shards[tensor.shard].path}: tensor {shown(tensor.name)}"
-                raise DamagedError(what, "is not what it was to become", hint=_REPAIR)
-        self._checked |= identities
+        shards = [self._plan.shards[number] for number in numbers]
+        self._checked |= check_shards(self._root, shards, self._job.target)
         self._verified.update(numbers)
-
-    def _verify_sidecars(self, files: Sequence[FileDigest]) -> None:
-        """Read what lies beside the shards and was not made by this run, and refuse what is not as it was."""
-        identities = {
-            file.path: identity_below(self._root, file.path)
-            for file in files
-            if file.kind != SHARD and file.path not in self._checked
-        }
-        with Files(self._root.path, identities) as reader:
-            for file in files:
-                if file.path in identities and object_digest(reader.read_file(file.path)) != file.blake3:
-                    what = str(self._root.path / file.path)
-                    raise ConflictError(what, "was changed since the change began", hint="put it back as it was")
-        self._checked |= identities
 
     def _tidy(self) -> None:
         """Remove what was staged and never committed, and journals that are not needed any more."""
