@@ -190,6 +190,12 @@ class TestAgain:
         assert times == {path: path.stat().st_mtime_ns for path in found.rglob("*.safetensors")}
         assert tree(found) == tree(target)
 
+    def test_with_a_file_that_is_left_out(self, rich_pair: tuple[Path, Path, Path], tmp_path: Path) -> None:
+        base, _, delta = rich_pair
+        receiver = fresh_copy(base, tmp_path / "receiver")
+        assert not apply(delta, receiver, skip=["new/"]).already
+        assert apply(delta, receiver, skip=["new/"]).already
+
     def test_an_empty_delta(self, tiny: tuple[Path, Path, Path], tmp_path: Path) -> None:
         base, _, _ = tiny
         delta = make_delta(base, base, tmp_path / "nothing")
