@@ -109,7 +109,8 @@ def _change(receiver: Receiver, target: Target, mode: str, skip: Sequence[str]) 
 def _renew_record(receiver: Receiver, found: Survey, job: Job) -> None:
     """Let the next run trust a receiver at the target, whose record did not count, so that all of it was read."""
     if found.known is None:
-        renew_record(receiver.home, job.target.delta.commit.target.content, found.base.files, job.identities)
+        content = job.target.delta.commit.target.content
+        renew_record(receiver.root, receiver.home, content, found.base.files, job.identities)
 
 
 def _finish(receiver: Receiver, target: Target, marker: Marker) -> ApplyResult:

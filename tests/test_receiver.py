@@ -399,6 +399,14 @@ class TestReaders:
             (base / ".dcr").chmod(0o700)
             assert in_child(read) == 9
 
+    @pytest.mark.parametrize("mode", [0o644, 0o640, 0o600, 0o444])
+    def test_no_more_of_the_record_than_of_the_files(self, tiny: Folders, mode: int) -> None:
+        receiver, _, delta = tiny
+        (receiver / "tokenizer/vocab.txt").chmod(mode)
+        apply(delta, receiver)
+        for name in ("state.json", "state.zst"):
+            assert (receiver / ".dcr" / name).stat().st_mode & 0o777 == 0o600 | mode & 0o44
+
     @pytest.mark.parametrize("mode", [0o755, 0o750, 0o700])
     def test_no_more_than_the_checkpoint(self, tiny: Folders, mode: int) -> None:
         receiver, _, delta = tiny
