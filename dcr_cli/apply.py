@@ -10,24 +10,26 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dcr_cli.checkpoint.folder import scan
+from dcr_cli.checkpoint.in_progress import command_to_finish
+from dcr_cli.checkpoint.names import shown
 from dcr_cli.delta.delta import open_delta
 from dcr_cli.delta.payload import PayloadReader
 from dcr_cli.durable import Folder
 from dcr_cli.errors import IncompleteError, UsageError
 from dcr_cli.receiver.apply_result import ApplyResult, done, nothing_done
-from dcr_cli.receiver.beside import apply_aside, apply_to, rehearse_aside, rehearse_to
-from dcr_cli.receiver.change import Change
-from dcr_cli.receiver.job import Job, Progress, Target, sums_of, whole_work
-from dcr_cli.receiver.places import changed_paths, check_plan
+from dcr_cli.receiver.beside import ASIDE, apply_aside, apply_to
+from dcr_cli.receiver.change import IN_PLACE, REPLACE, Change
+from dcr_cli.receiver.job import Job, Progress, Target, sums_of
 from dcr_cli.receiver.receiver import Marker, Receiver
 from dcr_cli.receiver.record import renew_record
+from dcr_cli.receiver.rehearsal import rehearse_aside, rehearse_change, rehearse_to
 from dcr_cli.receiver.sidecars import identities_now
-from dcr_cli.receiver.survey import Survey, is_there_already, judge, look_at, open_root
+from dcr_cli.receiver.survey import Survey, is_there_already, look_at, open_root
 from dcr_cli.work import default_jobs
 
 __all__ = ["MODES", "ApplyResult", "apply"]
 
-REPLACE, IN_PLACE, ASIDE = MODES = ("replace", "in-place", "aside")
+MODES = (REPLACE, IN_PLACE, ASIDE)
 
 
 def apply(
@@ -45,11 +47,12 @@ def apply(
     """Bring `checkpoint` from the base of `delta` to its target; with `to`, build the target there instead.
 
     `mode` replace stages new shards and renames them, in-place patches shards where they lie, and aside builds beside
-    the folder that the link `checkpoint` points at and turns the link; `keep_previous` leaves that folder. A receiver
-    that is at the target is left alone. Before anything changes, the delta and the base are read and checked, and
-    every tensor's result: an error until then leaves the checkpoint as it was. Stopped later, it says that it is
-    incomplete until the same call finishes it. Raises NotFoundError, DamagedError (IncompleteError if another delta
-    has to be finished first), WrongBaseError, ConflictError (another apply holds it), LocalError, UsageError.
+    the folder that the link `checkpoint` points at and turns the link; that folder stays with `keep_previous`, and if
+    it was not made for this link or another one leads to it. A receiver that is at the target is left alone. Before
+    anything changes, the delta and the base are read and checked, and every tensor's result: an error until then leaves
+    the checkpoint as it was. Stopped later, it says that it is incomplete until the same call finishes it. Raises
+    NotFoundError, DamagedError (IncompleteError if another delta has to be finished first), WrongBaseError,
+    ConflictError (another apply holds it), LocalError, UsageError.
     """
     _check_arguments(mode, jobs, is_apart=to is not None, keep_previous=keep_previous)
     _check_apart(Path(delta), Path(checkpoint), Path(to) if to is not None else None)
@@ -64,7 +67,7 @@ def apply(
             return rehearse_aside(Path(checkpoint), target, skip, keep_previous=keep_previous)
         if dry_run:
             with open_root(checkpoint) as root:
-                return _rehearse(root, target, mode, skip)
+                return rehearse_change(root, target, mode, skip)
         if to is not None:
             return apply_to(Path(checkpoint), Path(to), target, skip)
         if mode == ASIDE:
@@ -73,6 +76,7 @@ def apply(
             marker = receiver.read_marker()
             if marker is not None:
                 return _finish(receiver, target, marker)
+            receiver.clear()
             return _change(receiver, target, mode, skip)
 
 
@@ -105,7 +109,8 @@ def _change(receiver: Receiver, target: Target, mode: str, skip: Sequence[str]) 
 def _renew_record(receiver: Receiver, found: Survey, job: Job) -> None:
     """Let the next run trust a receiver at the target, whose record did not count, so that all of it was read."""
     if found.known is None:
-        renew_record(receiver.home, job.target.delta.commit.target.content, found.base.files, job.identities)
+        content = job.target.delta.commit.target.content
+        renew_record(receiver.root, receiver.home, content, found.base.files, job.identities)
 
 
 def _finish(receiver: Receiver, target: Target, marker: Marker) -> ApplyResult:
@@ -141,27 +146,9 @@ def check_same_delta(root: Folder, target: Target, marker: Marker) -> None:
         facts = "was being built when it was stopped"
         raise IncompleteError(str(root.path), facts, hint="run the dcr apply that was building it again")
     if marker.commit != target.delta.commit_blake3:
-        facts = f"an apply of another delta, {marker.delta}, to it was stopped"
-        raise IncompleteError(str(root.path), facts, hint=f"finish it first: dcr apply {marker.delta} {root.path}")
-
-
-def _rehearse(root: Folder, target: Target, mode: str, skip: Sequence[str]) -> ApplyResult:
-    """Do all that changes nothing: read, decode and check everything, and say what would be done."""
-    found, job = look_at(root, target, skip)
-    if is_there_already(found, job):
-        return nothing_done(
-            str(root.path), mode, job, exact=found.has_target_files, foreign=found.foreign, dry_run=True
-        )
-    plan = job.plan(is_exact=found.is_base, in_place=mode == IN_PLACE)
-    paths = changed_paths(plan)
-    check_plan(root, job.base, plan, paths)
-    outcome = job.run(whole_work(plan.shards), whole_base=True, stage="check")
-    if judge(found, job, outcome.base_sums):
-        return nothing_done(
-            str(root.path), mode, job, exact=found.has_target_files, foreign=found.foreign, dry_run=True
-        )
-    outcome.check_target()
-    return done(str(root.path), mode, job, plan, files=paths, bytes_written=0, foreign=found.foreign, dry_run=True)
+        facts = f"an apply of another delta, {shown(marker.delta)}, to it was stopped"
+        command = command_to_finish(marker.delta, root.path)
+        raise IncompleteError(str(root.path), facts, hint=f"finish it first: {command}")
 
 
 def _check_arguments(mode: str, jobs: int | None, *, is_apart: bool, keep_previous: bool) -> None:

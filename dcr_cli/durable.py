@@ -47,6 +47,7 @@ _NOT_HERE = frozenset(
 _FICLONE = 0x40049409
 _GET_FLAGS = 0x80086601
 _FIXED_FLAGS = 0x30
+_FIXED_STATUS_FLAGS = stat.UF_IMMUTABLE | stat.UF_APPEND | stat.SF_IMMUTABLE | stat.SF_APPEND
 _RETRY_SECONDS = 0.001
 _RETRIES = 10_000
 
@@ -211,6 +212,35 @@ class Folder:
         with translating(self.path / name, "cannot be read"), self._parent(name) as (fd, last):
             return os.readlink(last, dir_fd=fd)
 
+    def is_fixed(self, name: str = "") -> bool:
+        """Whether a file, or a folder, this one itself too, has the attribute `immutable` or `append only`, which stops
+        root too."""
+        try:
+            with self._parent(name or ".") as (fd, last):
+                opened = os.open(last, os.O_RDONLY | _FILE_FLAGS, dir_fd=fd)
+        except OSError:
+            return False
+        try:
+            flags = fcntl.ioctl(opened, _GET_FLAGS, bytes(8))
+        except OSError:
+            # Where attributes are another system's, they are part of the status.
+            return bool(getattr(os.fstat(opened), "st_flags", 0) & _FIXED_STATUS_FLAGS)
+        finally:
+            os.close(opened)
+        return bool(int.from_bytes(flags[:4], "little") & _FIXED_FLAGS)
+
+    def mount_of(self, name: str = "") -> tuple[int, int]:
+        """Which mount and device a name that is there, or this folder itself, lies on: a rename stays within both.
+
+        Where the system does not tell mounts apart, a mount is its device, and no file is one of its own.
+        """
+        path = self.path / name
+        with translating(path, "cannot be looked at"), self._parent(name or ".") as (fd, last):
+            status = os.stat(last, dir_fd=fd, follow_symlinks=False)
+            # A layered file system has devices of its own for files.
+            device = (status if stat.S_ISDIR(status.st_mode) else os.fstat(fd)).st_dev
+            return _mount_id(last, fd), device
+
     # Changing
 
     def open_file(self, name: str) -> File:
@@ -266,10 +296,14 @@ class Folder:
 
     def make_private(self) -> None:
         """Let nobody but its owner use the folder, and the owner change what is in it."""
-        if stat.S_IMODE(os.fstat(self.fd).st_mode) & 0o777 != PRIVATE_FOLDER_MODE:
+        self.set_mode(PRIVATE_FOLDER_MODE)
+
+    def set_mode(self, mode: int) -> None:
+        """Give the folder a mode, whatever the umask is."""
+        if stat.S_IMODE(os.fstat(self.fd).st_mode) & 0o777 != mode:
             _step("chmod", self.path)
-            with translating(self.path, "cannot be made private"):
-                os.fchmod(self.fd, PRIVATE_FOLDER_MODE)
+            with translating(self.path, "cannot be given its mode"):
+                os.fchmod(self.fd, mode)
 
     def make_changeable(self) -> None:
         """Let this process change what is in a folder that is to be removed, if it does not have the right already."""
@@ -340,13 +374,13 @@ class Folder:
             os.unlink(last, dir_fd=fd)
 
     def remove_folder(self, name: str, *, used_ok: bool = False) -> None:
-        """Remove an empty folder; with `used_ok`, one that is not empty, or is gone, is let be."""
+        """Remove an empty folder; with `used_ok`, one that is not empty, is a mount or is gone is let be."""
         _step("rmdir", self.path / name)
         with translating(self.path / name, "cannot be removed"), self._parent(name) as (fd, last):
             try:
                 os.rmdir(last, dir_fd=fd)
             except OSError as error:
-                if not (used_ok and error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT)):
+                if not (used_ok and error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.EBUSY, errno.ENOENT)):
                     raise
 
     def is_empty(self, name: str) -> bool:
@@ -381,24 +415,6 @@ class Folder:
                 # Some network and FUSE file systems cannot sync folders and say so; what they promise is all there is.
                 if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP, errno.EBADF):
                     raise _translated(error, path, "cannot be synced") from error
-
-    def is_fixed(self, name: str) -> bool:
-        """Whether a file or folder has the attribute `immutable` or `append only`, which stops root too."""
-        try:
-            fd = self._open_any(name)
-        except OSError:
-            return False
-        try:
-            flags = fcntl.ioctl(fd, _GET_FLAGS, bytes(8))
-        except OSError:
-            return False
-        finally:
-            os.close(fd)
-        return bool(int.from_bytes(flags[:4], "little") & _FIXED_FLAGS)
-
-    def _open_any(self, name: str) -> int:
-        with self._parent(name) as (fd, last):
-            return os.open(last, os.O_RDONLY | _FILE_FLAGS, dir_fd=fd)
 
     def _open(self, name: str, flags: int) -> int:
         with self._parent(name) as (fd, last):
@@ -444,8 +460,23 @@ def _translated(error: OSError, path: Path, facts: str) -> LocalError | DamagedE
     if error.errno in (errno.ELOOP, errno.ENOTDIR):
         return DamagedError(str(path), f"{facts}: it is, or is below, a link or a file where a folder should be")
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return NoRoomError(str(path), f"{facts}: {error.strerror}", hint="make room and run the same command again")
+        do = "raise the limit on file sizes, see ulimit -f," if error.errno == errno.EFBIG else "make room"
+        return NoRoomError(str(path), f"{facts}: {error.strerror}", hint=f"{do} and run the same command again")
     return LocalError(str(path), f"{facts}: {error.strerror}")
+
+
+def _mount_id(name: str, folder: int) -> int:
+    """The number of the mount on which `name` in an open folder lies; 0 where the system does not tell."""
+    if not hasattr(os, "O_PATH"):
+        return 0
+    fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+    try:
+        lines = Path(f"/proc/self/fdinfo/{fd}").read_text().splitlines()
+    except OSError:
+        return 0
+    finally:
+        os.close(fd)
+    return next((int(line.split()[1]) for line in lines if line.startswith("mnt_id:")), 0)
 
 
 def may_give_owner(status: os.stat_result) -> bool:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from dcr_cli.checkpoint.checkpoint import SIDECAR, STATE_FOLDER
+from dcr_cli.checkpoint.checkpoint import SIDECAR
+from dcr_cli.checkpoint.in_progress import STATE_FOLDER
 from dcr_cli.delta.delta import open_delta
 from dcr_cli.durable import open_folder
-from dcr_cli.errors import NotFoundError
-from dcr_cli.receiver.record import read_record
+from dcr_cli.errors import LocalError, NotFoundError
+from dcr_cli.receiver.record import STATE_NAME, TABLE_NAME, read_record
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +46,19 @@ def reference_of_delta(folder: str | Path) -> Reference:
 
 def reference_of_record(checkpoint: str | Path) -> Reference:
     """The state that the last apply to `checkpoint` left in it. NotFoundError if no record of it can be read."""
-    record = None
-    if (Path(checkpoint) / STATE_FOLDER).is_dir():
-        with open_folder(Path(checkpoint) / STATE_FOLDER) as home:
+    record, place = None, Path(checkpoint) / STATE_FOLDER
+    if place.is_dir():
+        with open_folder(place) as home:
             record = read_record(home)
+    if record is None and any(
+        os.path.exists(place / name) and not os.access(place / name, os.R_OK) for name in (STATE_NAME, TABLE_NAME)
+    ):
+        raise LocalError(str(checkpoint), "has a record that this process may not read", hint="run as its owner")
     if record is None:
         facts = "has no record of the state it should be in; only an apply leaves one"
-        raise NotFoundError(str(checkpoint), facts, hint=f"dcr verify {checkpoint} --against CHECKPOINT")
+        raise NotFoundError(
+            str(checkpoint), facts, hint=f"dcr verify {shlex.quote(str(checkpoint))} --against CHECKPOINT"
+        )
     return Reference(
         name=f"the state that {checkpoint} records",
         tensors={row.name: ReferenceTensor(row.dtype, row.shape, row.digest) for row in record.tensors},

@@ -30,7 +30,16 @@ from dcr_cli.delta.payload import PayloadWriter
 from dcr_cli.delta.strided import box_elements, flat_indices
 from dcr_cli.diff import diff
 from dcr_cli.errors import IncompleteError
-from strategies import TensorData, tensor_of, with_changes, write_checkpoint
+from dcr_cli.receiver.link import encode_claim, link_identity
+from strategies import (
+    TensorData,
+    shard_bytes,
+    tensor_of,
+    tiny_tensors,
+    with_changes,
+    write_checkpoint,
+    write_weight_map,
+)
 
 CONFIG, NEW_CONFIG = b'{"model_type": "tiny"}\n', b'{"model_type": "tiny", "new": true}\n'
 
@@ -64,6 +73,12 @@ def fresh_copy(source: Path, to: Path) -> Path:
     shutil.rmtree(to, ignore_errors=True)
     shutil.copytree(source, to, symlinks=True)
     return to
+
+
+def claim(link: Path) -> None:
+    """Let the folder that `link` leads to be one that a run made for it."""
+    (link / ".dcr").mkdir(exist_ok=True)
+    (link / ".dcr/link").write_bytes(encode_claim(link_identity(link.lstat())))
 
 
 def rich_tensors() -> tuple[dict[str, TensorData], dict[str, TensorData]]:
@@ -109,6 +124,21 @@ def write_rich_pair(folder: Path, *, base_shards: int = 3, target_shards: int = 
         write_checkpoint(folder / "base", base, shards=base_shards, sidecars=before, metadata={"format": "pt"}),
         write_checkpoint(folder / "target", target, shards=target_shards, sidecars=after, metadata={"format": "pt"}),
     )
+
+
+def write_turned_pair(folder: Path) -> tuple[Path, Path]:
+    """Write a pair in which files become folders, and folders files, as folder/base and folder/target."""
+    old, new = tiny_tensors()
+    files = {
+        "base": {"a": b"a", "b/c/d": b"d", "e/f": b"f", "e/g": b"g", "new": b"new", "stays/x": b"x", "stays/y/z": b"z"},
+        "target": {"a/b/c": b"c", "b/c": b"c", "e": b"e", "old": b"old", "stays/x": b"x", "stays/y": b"y"},
+    }
+    for name, shard, tensors in (("base", "old/model.safetensors", old), ("target", "new/model.safetensors", new)):
+        root = write_checkpoint(folder / name, {}, shards=0, sidecars={"config.json": CONFIG, **files[name]})
+        write_weight_map(root, dict.fromkeys(tensors, shard))
+        (root / shard).parent.mkdir()
+        (root / shard).write_bytes(shard_bytes(tensors))
+    return folder / "base", folder / "target"
 
 
 def make_delta(base: Path, target: Path, delta: Path, encoding: str = "auto") -> Path:

@@ -38,6 +38,7 @@ from receivers import (
     rich_tensors,
     tree,
     write_rich_pair,
+    write_turned_pair,
 )
 from strategies import (
     INDEX,
@@ -188,6 +189,12 @@ class TestAgain:
         assert names_below(tmp_path / "work") == before
         assert times == {path: path.stat().st_mtime_ns for path in found.rglob("*.safetensors")}
         assert tree(found) == tree(target)
+
+    def test_with_a_file_that_is_left_out(self, rich_pair: tuple[Path, Path, Path], tmp_path: Path) -> None:
+        base, _, delta = rich_pair
+        receiver = fresh_copy(base, tmp_path / "receiver")
+        assert not apply(delta, receiver, skip=["new/"]).already
+        assert apply(delta, receiver, skip=["new/"]).already
 
     def test_an_empty_delta(self, tiny: tuple[Path, Path, Path], tmp_path: Path) -> None:
         base, _, _ = tiny
@@ -386,6 +393,23 @@ class TestWrongBase:
         with pytest.raises(WrongBaseError, match="not its files"):
             apply(delta, receiver)
         assert (receiver / "config.json").read_text() == "{}"
+
+    @pytest.mark.parametrize("found", [None, b"other"])
+    @pytest.mark.parametrize("shards", [2, 3])
+    @pytest.mark.parametrize("way", WAYS)
+    def test_the_targets_tensors_without_a_file_that_stays(
+        self, rich_pair: tuple[Path, Path, Path], tmp_path: Path, way: str, shards: int, found: bytes | None
+    ) -> None:
+        """The delta does not carry the file, and the target has it."""
+        _, target, delta = rich_pair
+        sidecars = {path: data for path, data in tree(target).items() if ".safetensors" not in path}
+        root = write_checkpoint(tmp_path / "own", rich_tensors()[1], shards=shards, sidecars=sidecars)
+        assert apply(delta, root).already
+        (root / "kept/merges.txt").unlink()
+        if found is not None:
+            (root / "kept/merges.txt").write_bytes(found)
+        with pytest.raises(WrongBaseError, match=r"not its files, kept/merges\.txt is missing or was changed"):
+            apply_by(way, delta, root, tmp_path / "work")
 
     def test_the_clock_and_times_prove_nothing(self, tiny: tuple[Path, Path, Path], tmp_path: Path) -> None:
         base, _target, delta = tiny
@@ -592,7 +616,7 @@ class TestPlaces:
         else:
             (receiver / "new/deep/template.txt").mkdir(parents=True)
         before = tree(receiver)
-        with pytest.raises(DamagedError, match=r"new/deep"):
+        with pytest.raises(DamagedError if kind == "fifo" else WrongBaseError, match=r"new/deep"):
             apply(delta, receiver)
         assert tree(receiver) == before
         assert not (receiver / ".dcr").exists()
@@ -677,6 +701,44 @@ class TestPlaces:
         found = {path: data for path, data in tree(receiver).items() if path not in result.foreign}
         assert found == tree(target)
         assert os.readlink(receiver / "runs") == str(tmp_path / "elsewhere")
+
+    @pytest.mark.parametrize("way", WAYS)
+    def test_files_that_become_folders(self, tmp_path: Path, way: str) -> None:
+        """And folders that become files, there and back."""
+        base, target = write_turned_pair(tmp_path)
+        for before, after in ((base, target), (target, base)):
+            delta = make_delta(before, after, tmp_path / f"delta-{after.name}")
+            found, _ = apply_by(way, delta, before, tmp_path / "work")
+            assert tree(found) == tree(after)
+
+    @pytest.mark.parametrize("what", ["file", "deep file", "empty folder", "link"])
+    @pytest.mark.parametrize("mode", ["replace", "in-place"])
+    def test_what_is_nobodys_where_a_folder_becomes_a_file(self, tmp_path: Path, mode: str, what: str) -> None:
+        base, target = write_turned_pair(tmp_path)
+        delta = make_delta(base, target, tmp_path / "delta")
+        if what == "link":
+            (base / "e/link").symlink_to("nowhere")
+        elif what == "file":
+            (base / "e/mine").write_text("mine")
+        else:
+            (base / "e/mine").mkdir()
+            if what == "deep file":
+                (base / "e/mine/deep").write_text("mine")
+        before, names = tree(base), names_below(base)
+        for dry_run in (True, False):
+            with pytest.raises(WrongBaseError, match="stands where the target has a file"):
+                apply(delta, base, mode=mode, dry_run=dry_run)
+        check_untouched(base, before, names)
+
+    def test_a_file_that_is_nobodys_where_a_folder_is_needed(
+        self, rich_pair: tuple[Path, Path, Path], tmp_path: Path
+    ) -> None:
+        base, _, delta = rich_pair
+        receiver = fresh_copy(base, tmp_path / "receiver")
+        (receiver / "new").write_text("mine")
+        with pytest.raises(WrongBaseError, match="new: is not the base's, and stands where the target has a folder"):
+            apply(delta, receiver)
+        assert tree(receiver) == {**tree(base), "new": b"mine"}
 
     def test_a_foreign_file_in_the_way(self, rich_pair: tuple[Path, Path, Path], tmp_path: Path) -> None:
         base, target, delta = rich_pair
@@ -877,9 +939,13 @@ class TestAside:
             shutil.rmtree(os.path.realpath(link))
 
     def test_the_folder_before_goes(self, tiny: tuple[Path, Path, Path], tmp_path: Path) -> None:
-        found, result = apply_by("aside", tiny[2], tiny[0], tmp_path / "work")
-        assert result.previous is None
-        assert sorted(os.listdir(tmp_path / "work")) == sorted(["link", os.readlink(found)])
+        """Which a run made for the link; what somebody else made stays."""
+        base, target, delta = tiny
+        back = make_delta(target, base, tmp_path / "back")
+        link, result = apply_by("aside", delta, base, tmp_path / "work")
+        assert result.previous == str(tmp_path / "work/receiver")
+        assert apply(back, link, mode="aside").previous is None
+        assert sorted(os.listdir(tmp_path / "work")) == sorted(["link", "receiver", os.readlink(link)])
 
     def test_a_folder_with_other_names_stays(self, tiny: tuple[Path, Path, Path], tmp_path: Path) -> None:
         base, target, delta = tiny

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,7 +19,7 @@ from dcr_cli.durable import Folder
 from dcr_cli.errors import ConflictError, LocalError, UsageError, WrongBaseError
 from dcr_cli.receiver import places
 from faults import StoppedError, watching
-from receivers import make_delta, names_below, put_into_boxes, tree, write_rich_pair
+from receivers import claim, fresh_copy, make_delta, names_below, put_into_boxes, tree, write_rich_pair
 from strategies import tensor_of, with_changes, write_checkpoint, write_tiny_pair
 
 
@@ -122,17 +123,28 @@ class TestModes:
             assert out.stat().st_uid == (out / "config.json").stat().st_uid == 1234
 
 
+def write_pair(folder: Path) -> tuple[Path, Path, Path]:
+    base, target = write_tiny_pair(folder)
+    return base, target, make_delta(base, target, folder / "delta")
+
+
+def linked(folder: Path, link: str, text: str, base: Path, target: Path, delta: Path) -> tuple[Path, Path, Path]:
+    """Make a link to a copy of `base`, as if a run had made that: the link, target and delta."""
+    above = (folder / link).parent
+    above.mkdir(parents=True, exist_ok=True)
+    fresh_copy(base, above / text)
+    (folder / link).symlink_to(text)
+    claim(folder / link)
+    return folder / link, target, delta
+
+
 class TestUnknown:
     """What dcr does not know in the folder that a link is turned from is carried over, or the folder stays."""
 
     @pytest.fixture
     def case(self, tmp_path: Path) -> tuple[Path, Path, Path]:
-        """Link, target and delta."""
-        base, target = write_tiny_pair(tmp_path)
-        delta = make_delta(base, target, tmp_path / "delta")
-        base.rename(tmp_path / "link-1")
-        (tmp_path / "link").symlink_to("link-1")
-        return tmp_path / "link", target, delta
+        """Link, target and delta; the folder behind the link was made for it."""
+        return linked(tmp_path, "link", "link-1", *write_pair(tmp_path))
 
     @pytest.mark.parametrize("moment", ["write", "symlink", "rename", "unlink"])
     def test_written_while_it_is_built(self, case: tuple[Path, Path, Path], moment: str) -> None:
@@ -238,6 +250,106 @@ class TestUnknown:
         assert os.path.lexists(old / name)
 
 
+class TestOthers:
+    """Folders that other links lead to, or were made for, are neither used nor removed."""
+
+    @pytest.fixture
+    def pair(self, tmp_path: Path) -> tuple[Path, Path, Path]:
+        """Base, target and delta."""
+        return write_pair(tmp_path)
+
+    def test_a_folder_that_nobody_claims_stays(self, pair: tuple[Path, Path, Path], tmp_path: Path) -> None:
+        base, target, delta = pair
+        fresh_copy(base, tmp_path / "v1")
+        (tmp_path / "link").symlink_to("v1")
+        assert apply(delta, tmp_path / "link", mode="aside").previous == str(tmp_path / "v1")
+        assert tree(tmp_path / "v1") == tree(base)
+        # What a run made goes, when the link is turned from it.
+        first = (tmp_path / "link").resolve()
+        back = make_delta(target, base, tmp_path / "back")
+        assert apply(back, tmp_path / "link", mode="aside").previous is None
+        assert not first.exists()
+        assert tree(tmp_path / "v1") == tree(tmp_path / "link") == tree(base)
+
+    @pytest.mark.parametrize("text", ["v1", "v1/tokenizer", "{folder}/v1"])
+    def test_a_folder_with_another_link_stays(self, pair: tuple[Path, Path, Path], tmp_path: Path, text: str) -> None:
+        link, target, delta = linked(tmp_path, "a", "v1", *pair)
+        (tmp_path / "b").symlink_to(text.format(folder=tmp_path))
+        (tmp_path / "v1/tokenizer").mkdir(exist_ok=True)
+        for dry_run in (True, False):
+            assert apply(delta, link, mode="aside", dry_run=dry_run).previous == str(tmp_path / "v1")
+        assert tree(link) == tree(target)
+        assert tree(tmp_path / "v1") == tree(pair[0])
+
+    def test_links_of_one_name_into_one_folder(self, pair: tuple[Path, Path, Path], tmp_path: Path) -> None:
+        base, target, delta = pair
+        back = make_delta(target, base, tmp_path / "back")
+        links = [tmp_path / name / "cur" for name in ("h1", "h2")]
+        for number, link in enumerate(links):
+            fresh_copy(base, tmp_path / f"store/m{number}")
+            link.parent.mkdir()
+            link.symlink_to(f"../store/m{number}")
+            apply(delta, link, mode="aside")
+        assert links[0].resolve() != links[1].resolve()
+        apply(back, links[1], mode="aside")
+        assert tree(links[0]) == tree(target)
+        assert tree(links[1]) == tree(base)
+
+    def test_a_folder_that_another_run_is_building(self, pair: tuple[Path, Path, Path], tmp_path: Path) -> None:
+        """It is let be, also if it is for the same link, which somebody has turned by hand since."""
+        base, target, delta = pair
+        back = make_delta(target, base, tmp_path / "back")
+        fresh_copy(base, tmp_path / "v1")
+        fresh_copy(target, tmp_path / "v2")
+        link = tmp_path / "link"
+        link.symlink_to("v1")
+        built: list[str] = []
+
+        def turn(kind: str, path: str, other: str) -> None:
+            if kind == "create" and path.endswith(".safetensors") and not built:
+                built.append(os.path.dirname(path))
+                link.unlink()
+                link.symlink_to("v2")
+                apply(back, link, mode="aside")
+                assert os.listdir(built[0])
+
+        with watching(turn), pytest.raises(ConflictError, match="turned by somebody else"):
+            apply(delta, link, mode="aside")
+        assert tree(link) == tree(base)
+        assert not list(tmp_path.glob(".link*"))
+
+    @pytest.mark.parametrize("what", ["elsewhere", "another folder"])
+    def test_a_note_that_was_copied_removes_nothing(
+        self, pair: tuple[Path, Path, Path], tmp_path: Path, what: str
+    ) -> None:
+        """The note of what is to be removed goes along when its folder is copied, or stays when names change."""
+        link, _, delta = linked(tmp_path, "x/link", "v1", *pair)
+        with watching(_stop_at("unlink", "config.json")), pytest.raises(StoppedError):
+            apply(delta, link, mode="aside")
+        new = link.resolve()
+        assert (new / ".dcr/previous").exists()
+        if what == "elsewhere":
+            shutil.copytree(new, tmp_path / "y/v2", symlinks=True)
+            link = tmp_path / "y/link"
+            link.symlink_to("v2")
+        else:
+            (tmp_path / "x/v1").rename(tmp_path / "x/v0")
+        mine = fresh_copy(pair[0], link.with_name("v1"))
+        assert apply(delta, link, mode="aside").already
+        assert tree(mine) == tree(pair[0])
+        assert not (link / ".dcr/previous").exists()
+
+    def test_a_folder_that_got_another_link_after_a_stop(self, pair: tuple[Path, Path, Path], tmp_path: Path) -> None:
+        link, _, delta = linked(tmp_path, "link", "v1", *pair)
+        with watching(_stop_at("unlink", "config.json")), pytest.raises(StoppedError):
+            apply(delta, link, mode="aside")
+        before = names_below(tmp_path / "v1")
+        (tmp_path / "other").symlink_to("v1")
+        result = apply(delta, link, mode="aside")
+        assert (result.already, result.previous) == (True, str(tmp_path / "v1"))
+        assert names_below(tmp_path / "v1") == before
+
+
 class TestDry:
     """A dry run answers about the command that it was asked for."""
 
@@ -246,6 +358,7 @@ class TestDry:
         """A base, behind a link too, and a delta."""
         base, target = write_rich_pair(tmp_path)
         (tmp_path / "link").symlink_to("base")
+        claim(tmp_path / "link")
         return base, make_delta(base, target, tmp_path / "delta")
 
     @pytest.mark.parametrize("way", ["to", "aside", "aside and keep"])
@@ -285,6 +398,29 @@ class TestDry:
             with pytest.raises(WrongBaseError, match="nothing to build"):
                 apply(delta, tmp_path / "target", to=tmp_path / "out", dry_run=dry_run)
         assert apply(delta, tmp_path / "target", dry_run=True).already
+
+    @pytest.mark.parametrize("length", [244, 256])
+    def test_a_name_that_is_too_long_for_what_is_built(
+        self, case: tuple[Path, Path], tmp_path: Path, length: int
+    ) -> None:
+        """Nothing is written before that is said; a name that fits does."""
+        base, delta = case
+        before = names_below(tmp_path)
+        for dry_run in (True, False):
+            with pytest.raises(UsageError, match=r"needs a name of \d+ bytes, 255 are allowed"):
+                apply(delta, base, to=tmp_path / ("é" * (length // 2)), dry_run=dry_run)
+        assert names_below(tmp_path) == before
+        apply(delta, base, to=tmp_path / ("x" * 242))
+        link = tmp_path / ("l" * 228)
+        link.symlink_to("base")
+        before = names_below(tmp_path)
+        for dry_run in (True, False):
+            with pytest.raises(UsageError, match=r"building beside .* needs a name of \d+ bytes, 255 are allowed"):
+                apply(delta, link, mode="aside", dry_run=dry_run)
+        assert set(names_below(tmp_path)) - {"base/.dcr/lock"} == set(before)
+        link = tmp_path / ("l" * 223)
+        link.symlink_to("base")
+        apply(delta, link, mode="aside")
 
     def test_every_name_is_taken(self, case: tuple[Path, Path], tmp_path: Path) -> None:
         _, delta = case

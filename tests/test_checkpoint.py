@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -13,16 +14,8 @@ from blake3 import blake3
 from hypothesis import given, strategies as st
 
 from dcr_cli.checkpoint import checkpoint as checkpoint_module
-from dcr_cli.checkpoint.checkpoint import (
-    IN_PROGRESS,
-    SHARD,
-    SIDECAR,
-    WEIGHT_MAP,
-    Checkpoint,
-    Reader,
-    is_incomplete,
-    open_checkpoint,
-)
+from dcr_cli.checkpoint.checkpoint import SHARD, SIDECAR, WEIGHT_MAP, Checkpoint, Reader, open_checkpoint
+from dcr_cli.checkpoint.in_progress import IN_PROGRESS, encode_holder, is_incomplete, this_process
 from dcr_cli.errors import ConflictError, DamagedError, DcrError, IncompleteError, LocalError, NotFoundError, UsageError
 from strategies import (
     INDEX,
@@ -250,9 +243,43 @@ def test_a_stopped_apply(root: Path) -> None:
     (root / IN_PROGRESS).unlink()
     os.mkfifo(root / IN_PROGRESS)
     assert str(refusal(root, IncompleteError).hint) == f"dcr apply DELTA {root} finishes it"
+    for delta in ("a\nb", "x" * 2000, "", ["x" * 2000]):
+        (root / IN_PROGRESS).unlink()
+        (root / IN_PROGRESS).write_text(json.dumps({"delta": delta}))
+        assert str(refusal(root, IncompleteError).hint) == f"dcr apply DELTA {root} finishes it"
+    (root / IN_PROGRESS).write_text(json.dumps({"delta": "$(rm -rf /); x"}))
+    assert str(refusal(root, IncompleteError).hint) == f"dcr apply '$(rm -rf /); x' {root} finishes it"
     assert "tensor a is in it and in" in str(refusal(root, DamagedError, allow_incomplete=True))
     assert not is_incomplete(root / "none")
     assert not is_incomplete(root / FIRST)
+
+
+@pytest.mark.parametrize(
+    ("text", "facts"),
+    [
+        (encode_holder(this_process()), f"is running, process {os.getpid()}"),
+        (encode_holder(this_process()._replace(start="1@another-boot")), "was stopped"),
+        (
+            b"%d - %s\n" % (os.getpid(), os.fsencode(socket.gethostname())),
+            f"was stopped, or is running: process {os.getpid()} on {socket.gethostname()}",
+        ),
+        (
+            encode_holder(this_process()._replace(host="other")),
+            f"was stopped, or is running: process {os.getpid()} on other",
+        ),
+        (b"", "was stopped"),
+        (b"\xff\x00 1", "was stopped"),
+        (None, "was stopped"),
+    ],
+)
+def test_whether_an_apply_is_running(root: Path, text: bytes | None, facts: str) -> None:
+    (root / ".dcr").mkdir()
+    (root / IN_PROGRESS).write_bytes(b"")
+    if text is not None:
+        (root / ".dcr/lock").write_bytes(text)
+    error = refusal(root, IncompleteError)
+    assert error.facts == f"incomplete: an apply to it {facts}"
+    assert ("wait" in str(error.hint)) == facts.startswith("is running, ")
 
 
 def test_a_state_that_cannot_be_seen_is_not_taken_for_complete(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

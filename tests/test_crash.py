@@ -7,6 +7,7 @@ brings it to the target.
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -18,10 +19,11 @@ import pytest
 
 from dcr_cli.apply import apply
 from dcr_cli.checkpoint.checkpoint import open_checkpoint
-from dcr_cli.errors import DamagedError, DcrError, IncompleteError, LocalError, UnsupportedError
+from dcr_cli.errors import DamagedError, DcrError, IncompleteError, LocalError, UnsupportedError, WrongBaseError
+from dcr_cli.receiver.link import LinkIdentity
 from dcr_cli.verify import verify
 from faults import PowerLoss, StoppedError, failing_at, killed_at, stopped_at, watching
-from receivers import fresh_copy, make_delta, names_below, state_of, tree, write_rich_pair
+from receivers import claim, fresh_copy, make_delta, names_below, state_of, tree, write_rich_pair, write_turned_pair
 from strategies import write_tiny_pair
 
 Stop = Callable[[int, Callable[[], object]], bool]
@@ -31,8 +33,8 @@ class Case:
     """A pair, its delta, and a way to apply it to a copy of the base."""
 
     def __init__(self, folder: Path, pair: str, way: str) -> None:
-        write = write_tiny_pair if pair == "tiny" else write_rich_pair
-        self.base, self.target = write(folder)
+        write = {"tiny": write_tiny_pair, "rich": write_rich_pair, "turned": write_turned_pair}
+        self.base, self.target = write[pair](folder)
         self.delta = make_delta(self.base, self.target, folder / "delta")
         self.work = folder / "work"
         self.saved = folder / "saved"
@@ -44,6 +46,7 @@ class Case:
         fresh_copy(self.base, self.work / "receiver")
         if self.way == "aside":
             (self.work / "link").symlink_to("receiver")
+            claim(self.work / "link")
 
     def save(self) -> None:
         fresh_copy(self.work, self.saved)
@@ -89,7 +92,8 @@ class Case:
         elif self.way == "aside":
             assert sorted(os.listdir(self.work)) == sorted(["link", os.readlink(self.work / "link")])
         root = {"to": self.work / "out", "aside": self.work / "link"}.get(self.way, self.work / "receiver")
-        assert set(os.listdir(root / ".dcr")) == {"lock", "state.json", "state.zst"}
+        claims = {"link"} if self.way == "aside" else set()
+        assert set(os.listdir(root / ".dcr")) == {"lock", "state.json", "state.zst"} | claims
 
 
 def finish(case: Case) -> None:
@@ -113,7 +117,7 @@ def place(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("pair", ["tiny", "rich"])
+@pytest.mark.parametrize("pair", ["tiny", "rich", "turned"])
 def test_stopped_at_every_step(place: Path, pair: str, way: str) -> None:
     case = Case(place, pair, way)
     seen = set()
@@ -140,6 +144,16 @@ def test_killed_at_every_step(place: Path, way: str) -> None:
     case.check_end()
 
 
+@pytest.fixture
+def copies_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take links and folders for those that they are copies of."""
+    monkeypatch.setattr("dcr_cli.receiver.link.link_identity", lambda status: LinkIdentity(0, 0))
+    monkeypatch.setattr("receivers.link_identity", lambda status: LinkIdentity(0, 0))
+    monkeypatch.setattr("dcr_cli.receiver.carry.place_of", lambda status: (0, 0))
+    monkeypatch.setattr("dcr_cli.receiver.beside.place_of", lambda status: (0, 0))
+
+
+@pytest.mark.usefixtures("copies_count")
 @pytest.mark.parametrize("way", WAYS)
 def test_stopped_while_it_recovers(place: Path, way: str) -> None:
     """Every eleventh step of the first run, every fourth of the second, then to the end; the offsets move on."""
@@ -199,8 +213,9 @@ def test_every_step_fails_once(place: Path, way: str, error: int) -> None:
     case.check_end()
 
 
+@pytest.mark.usefixtures("copies_count")
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("pair", ["tiny", "rich"])
+@pytest.mark.parametrize("pair", ["tiny", "rich", "turned"])
 def test_power_is_lost_at_every_step(place: Path, pair: str, way: str) -> None:
     case = Case(place, pair, way)
     ways = [("nothing", 0), ("names", 0), ("some", 1), ("some", 2)]
@@ -228,7 +243,9 @@ def test_power_is_lost_at_every_step(place: Path, pair: str, way: str) -> None:
             shutil.rmtree(case.saved, ignore_errors=True)
             case.saved.mkdir()
             loss.survivors(case.saved, kind, seed + number)
-            kept, case.work = case.work, case.saved
+            # What is left is found where it was.
+            kept = case.work.rename(place / "kept")
+            case.saved.rename(case.work)
             try:
                 state = case.check()
                 if is_done:
@@ -238,7 +255,8 @@ def test_power_is_lost_at_every_step(place: Path, pair: str, way: str) -> None:
                 failure.add_note(f"{way}, step {number}, {kind} survives, seed {seed + number}")
                 raise
             finally:
-                case.work = kept
+                shutil.rmtree(case.work)
+                kept.rename(case.work)
         if is_done:
             break
 
@@ -253,6 +271,18 @@ def test_another_delta_meanwhile(place: Path, mode: str) -> None:
         apply(other, case.work / "receiver")
     assert str(case.delta) in str(error.value.hint)
     assert names_below(case.work) == before
+    marker = case.work / "receiver/.dcr/in-progress"
+    text = marker.read_bytes()
+    for delta, shown in (("$(rm -rf x); y", "'$(rm -rf x); y'"), ("x" * 100_000, "DELTA"), ("a\nb", "DELTA")):
+        marker.write_text(json.dumps({**json.loads(text), "delta": delta}))
+        (case.work / "link").unlink(missing_ok=True)
+        (case.work / "link").symlink_to("receiver")
+        for way, path in (("replace", "receiver"), ("aside", "link")):
+            with pytest.raises(IncompleteError) as error:
+                apply(other, case.work / path, mode=way)
+            assert str(error.value.hint) == f"finish it first: dcr apply {shown} {case.work / path}"
+            assert len(str(error.value)) < 2000
+    marker.write_bytes(text)
     finish(case)
 
 
@@ -307,6 +337,66 @@ def test_what_is_needed_to_finish_is_gone(place: Path) -> None:
     with pytest.raises(DamagedError, match="cannot be finished"):
         case.run()
     assert case.check() == "marked"
+
+
+@pytest.mark.parametrize("mode", ["replace", "in-place"])
+def test_what_was_staged_is_gone(place: Path, mode: str) -> None:
+    """It is staged again, as long as what it is made from is there."""
+    case = Case(place, "tiny", mode)
+    stage = case.work / "receiver/.dcr/stage"
+    marked = 0
+    for number in count():
+        case.reset()
+        if stopped_at(number, case.run):
+            break
+        if case.check() == "marked":
+            marked += 1
+            shutil.rmtree(stage, ignore_errors=True)
+        finish(case)
+    assert marked > 10
+
+
+@pytest.mark.parametrize("mode", ["replace", "in-place"])
+def test_names_in_the_journal_that_are_nobodys(place: Path, mode: str) -> None:
+    case = Case(place, "tiny", mode)
+    _stop_when_marked(case)
+    journal = case.work / "receiver/.dcr/journal"
+    for name in (
+        "abc.commit",
+        ".commit",
+        ".done",
+        "000001.commit.x",
+        "\u0661\u0661\u0661\u0661\u0661\u0661.done",
+        "7.done",
+    ):
+        (journal / name).write_bytes(b"x")
+    (journal / "abc.done").mkdir()
+    finish(case)
+
+
+@pytest.mark.parametrize("mode", ["replace", "in-place"])
+def test_a_marker_that_somebody_removed(place: Path, mode: str) -> None:
+    """A config that was held is put back, whatever else is the matter."""
+    case = Case(place, "tiny", mode)
+    receiver = case.work / "receiver"
+    seen = set()
+    for number in count():
+        case.reset()
+        if stopped_at(number, case.run):
+            break
+        if case.check() != "marked":
+            continue
+        (receiver / ".dcr/in-progress").unlink()
+        try:
+            case.run()
+        except WrongBaseError:
+            seen.add("neither")
+            assert tree(receiver).keys() == tree(case.base).keys()
+        else:
+            seen.add("done")
+            assert case.check() == "target"
+        assert (receiver / "config.json").read_bytes() == (case.base / "config.json").read_bytes()
+    assert seen == {"neither", "done"}
 
 
 @pytest.mark.parametrize("mode", ["replace", "in-place"])

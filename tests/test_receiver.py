@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import functools
 import json
 import os
 import resource
@@ -13,9 +14,12 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 
@@ -28,8 +32,9 @@ from dcr_cli.process import Stopped, signals_raised
 from dcr_cli.receiver.locking import lock
 from dcr_cli.receiver.receiver import Marker, decode_marker, encode_marker
 from dcr_cli.receiver.record import Record, read_record
+from dcr_cli.verify import verify
 from faults import StoppedError, watching
-from receivers import fresh_copy, make_delta, names_below, state_of, tree
+from receivers import fresh_copy, make_delta, names_below, state_of, tree, write_rich_pair
 from strategies import INDEX, tensor_of, with_changes, write_checkpoint
 
 Folders = tuple[Path, Path, Path]
@@ -74,6 +79,20 @@ class TestLock:
         receiver, _, _ = tiny
         with open_folder(receiver) as home, lock(home, "lock.txt"):
             open_checkpoint(receiver)
+
+    def test_readers_see_that_it_is_held(self, tiny: Folders) -> None:
+        receiver, target, delta = tiny
+        seen = []
+
+        def read(kind: str, path: str, other: str) -> None:
+            if (receiver / ".dcr/in-progress").exists():
+                with pytest.raises(IncompleteError) as error:
+                    verify(receiver, against=target)
+                seen.append(error.value.facts)
+
+        with watching(read):
+            apply(delta, receiver)
+        assert set(seen) == {f"incomplete: an apply to it is running, process {os.getpid()}"}
 
     def test_it_dies_with_its_process(self, tiny: Folders) -> None:
         receiver, target, delta = tiny
@@ -326,7 +345,95 @@ class TestRecord:
         inside = [path for path in seen if "/.dcr/" in path]
         assert inside
         assert not [path for path in inside if path.endswith(".safetensors")]
-        assert (receiver / ".dcr").stat().st_mode & 0o777 == 0o700
+
+
+class TestReaders:
+    """Whoever may read a checkpoint may see whether it is complete; what is staged is the owner's alone."""
+
+    @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be somebody else")
+    @pytest.mark.parametrize(("way", "mask"), [("replace", 0o022), ("replace", 0o077), ("aside", 0o022), ("to", 0o022)])
+    def test_another_user(self, way: str, mask: int) -> None:
+        with TemporaryDirectory(prefix="dcr-test-") as folder:
+            root = Path(folder)
+            root.chmod(0o755)
+            base, target = write_rich_pair(root)
+            delta = make_delta(base, target, root / "delta")
+            found = {"replace": base, "aside": root / "link", "to": root / "out"}[way]
+            (root / "link").symlink_to("base")
+            (base / ".dcr").mkdir(mode=0o700)
+            before = os.umask(mask)
+            try:
+                with watching(_stop_when(base / ".dcr/held/config.json")), suppress(StoppedError):
+                    apply(delta, found if way == "aside" else base, to=found if way == "to" else None, **_mode(way))
+            finally:
+                os.umask(before)
+
+            def read() -> None:
+                os.setgroups([])
+                os.setgid(2345)
+                os.setuid(1234)
+                verify(found, against=target)
+
+            assert in_child(read) == (4 if way == "replace" else 0)
+            if way == "replace":
+                assert apply(delta, base).recovered
+                assert in_child(read) == 0
+            assert {path.name: path.stat().st_mode & 0o77 for path in (found / ".dcr").iterdir()}["lock"] == 0
+
+    @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be somebody else")
+    def test_the_record(self, tmp_path: Path) -> None:
+        with TemporaryDirectory(prefix="dcr-test-") as folder:
+            root = Path(folder)
+            root.chmod(0o755)
+            base, target = write_rich_pair(root)
+            apply(make_delta(base, target, root / "delta"), base)
+
+            def read() -> None:
+                os.setgid(2345)
+                os.setuid(1234)
+                assert verify(base).matches
+
+            assert in_child(read) == 0
+            (base / ".dcr/state.json").chmod(0o600)
+            assert in_child(read) == 9
+            (base / ".dcr").chmod(0o700)
+            assert in_child(read) == 9
+
+    @pytest.mark.parametrize("mode", [0o644, 0o640, 0o600, 0o444])
+    def test_no_more_of_the_record_than_of_the_files(self, tiny: Folders, mode: int) -> None:
+        receiver, _, delta = tiny
+        (receiver / "tokenizer/vocab.txt").chmod(mode)
+        apply(delta, receiver)
+        for name in ("state.json", "state.zst"):
+            assert (receiver / ".dcr" / name).stat().st_mode & 0o777 == 0o600 | mode & 0o44
+
+    @pytest.mark.parametrize("mode", [0o755, 0o750, 0o700])
+    def test_no_more_than_the_checkpoint(self, tiny: Folders, mode: int) -> None:
+        receiver, _, delta = tiny
+        receiver.chmod(mode)
+        seen: dict[str, int] = {}
+
+        def look(kind: str, path: str, other: str) -> None:
+            for name in ("stage", "journal", "held"):
+                if (receiver / ".dcr" / name).exists():
+                    seen[name] = (receiver / ".dcr" / name).stat().st_mode & 0o777
+
+        with watching(look):
+            apply(delta, receiver)
+        assert (receiver / ".dcr").stat().st_mode & 0o777 == mode
+        assert seen == dict.fromkeys(("stage", "journal", "held"), 0o700)
+
+
+def _mode(way: str) -> dict[str, Any]:
+    return {"mode": "aside"} if way == "aside" else {}
+
+
+def _stop_when(path: Path) -> Callable[[str, str, str], None]:
+    def stop(kind: str, at: str, other: str) -> None:
+        if path.exists():
+            raise StoppedError
+
+    return stop
 
 
 class TestChangedMeanwhile:
@@ -484,6 +591,55 @@ class TestLimits:
         apply(delta, base)
         assert tree(base) == tree(target)
 
+    @pytest.mark.parametrize("order", [(1, 300), (300, 1), (300, 300)])
+    def test_a_limit_that_some_shards_exceed(self, tmp_path: Path, order: tuple[int, ...]) -> None:
+        """Going in turn helps against a quota, but not against this; nothing has changed then."""
+        old = {f"w{number}": tensor_of("U8", (1_000 * size,), number) for number, size in enumerate(order)}
+        new = {name: with_changes(tensor, [7]) for name, tensor in old.items()}
+        base = write_checkpoint(tmp_path / "base", old, shards=2, sidecars={"config.json": b"{}"})
+        target = write_checkpoint(tmp_path / "target", new, shards=2, sidecars={"config.json": b"{}"})
+        delta = make_delta(base, target, tmp_path / "delta")
+        before, names = tree(base), names_below(base)
+
+        def limited() -> None:
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
+            apply(delta, base)
+
+        assert in_child(limited) == 9
+        assert tree(base) == before
+        assert names_below(base) == names
+        apply(delta, base)
+        assert tree(base) == tree(target)
+
+    @pytest.mark.parametrize("is_marked", [False, True])
+    def test_a_quota_for_one_shard(self, tmp_path: Path, is_marked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Which nothing tells before: one shard goes after the other, also when a stopped run is finished."""
+        old = {f"w{number}": tensor_of("U8", (5_000,), number) for number in range(4)}
+        new = {name: with_changes(tensor, [7]) for name, tensor in old.items()}
+        files = {"config.json": b"{}"}
+        base = write_checkpoint(tmp_path / "base", old, shards=4, sidecars=files)
+        target = write_checkpoint(tmp_path / "target", new, shards=4, sidecars={**files, "more.txt": b"more"})
+        delta = make_delta(base, target, tmp_path / "delta")
+        resize = os.ftruncate
+
+        def refuse(fd: int, size: int) -> None:
+            if size and len(list((base / ".dcr/stage").glob("0*"))) > 1:
+                raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+            resize(fd, size)
+
+        def stop(kind: str, path: str, other: str) -> None:
+            if is_marked and path.endswith("000001.commit.new"):
+                raise StoppedError
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "ftruncate", refuse)
+            if is_marked:
+                with watching(stop), pytest.raises(StoppedError):
+                    apply(delta, base)
+            assert apply(delta, base).recovered == is_marked
+        assert tree(base) == tree(target)
+
     def test_few_open_files(self, tmp_path: Path) -> None:
         """ulimit -n 64, with more shards than that."""
         old = {f"w{number:03}": tensor_of("F32", (4,), number) for number in range(100)}
@@ -577,6 +733,77 @@ class TestLimits:
                 assert names_below(receiver) == names
         finally:
             undo()
+
+    @pytest.mark.parametrize(
+        "what",
+        ["config has attribute", "folder has attribute", "config", "shard", "removed", "new folder", "state folder"],
+    )
+    @pytest.mark.parametrize("mode", ["replace", "in-place"])
+    def test_names_that_cannot_be_changed(self, tmp_path: Path, mode: str, what: str) -> None:
+        """What root may write, but not rename: attributes and mounts; found before the first change."""
+        base, target = write_rich_pair(tmp_path)
+        if what.startswith("config"):
+            # Also if it does not change, it is away for a while.
+            shutil.copy(base / "config.json", target / "config.json")
+        delta = make_delta(base, target, tmp_path / "delta")
+        for path in (base / "new", base / ".dcr"):
+            path.mkdir()
+        do, undo = ["mount", "--bind"], ["umount"]
+        place = base / {"removed": "old/notes.txt", "new folder": "new", "state folder": ".dcr"}.get(
+            what, "config.json"
+        )
+        if what == "shard":
+            place = base / "model-00001-of-00003.safetensors"
+        elif what.endswith("attribute"):
+            place = base if what.startswith("folder") else place
+            sign = "a" if what.startswith("folder") else "i"
+            do, undo = ["chattr", f"+{sign}"], ["chattr", f"-{sign}"]
+        before, names = tree(base), names_below(base)
+        if subprocess.run([*do, *([place] if do[0] == "mount" else []), place], capture_output=True).returncode:
+            pytest.skip("cannot do that here")
+        try:
+            for dry_run in (True, False):
+                run = functools.partial(apply, delta, base, mode=mode, dry_run=dry_run)
+                assert in_child(run) == 9
+                assert tree(base) == before
+                assert set(names_below(base)) - {".dcr/lock"} == set(names)
+                assert state_of(base, base, target) == "base"
+        finally:
+            subprocess.run([*undo, place], check=True)
+        assert in_child(lambda: apply(delta, base, mode=mode)) == 0
+        assert tree(base) == tree(target)
+
+    def test_a_folder_on_another_device(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Where mounts have no numbers, their devices tell."""
+        base, target = write_rich_pair(tmp_path)
+        delta = make_delta(base, target, tmp_path / "delta")
+        (base / "new").mkdir()
+        before, inode, real = tree(base), (base / "new").stat().st_ino, os.stat
+
+        def stat_with_devices(path: Any, **how: Any) -> os.stat_result:
+            status = real(path, **how)
+            return os.stat_result((*status[:2], 77, *status[3:])) if status.st_ino == inode else status
+
+        with monkeypatch.context() as patch:
+            patch.delattr(os, "O_PATH", raising=False)
+            patch.setattr(os, "stat", stat_with_devices)
+            with pytest.raises(LocalError, match="a mount lies between them"):
+                apply(delta, base)
+        assert tree(base) == before
+        apply(delta, base)
+        assert tree(base) == tree(target)
+
+    def test_a_mount_that_is_left_empty_stays(self, tmp_path: Path) -> None:
+        base, target = write_rich_pair(tmp_path)
+        delta = make_delta(base, target, tmp_path / "delta")
+        if subprocess.run(["mount", "--bind", base / "old", base / "old"], capture_output=True).returncode:
+            pytest.skip("cannot mount here")
+        try:
+            apply(delta, base)
+            assert tree(base) == tree(target)
+            assert (base / "old").is_dir()
+        finally:
+            subprocess.run(["umount", base / "old"], check=True)
 
     def test_files_of_another_user(self, tiny: Folders) -> None:
         if os.geteuid() != 0:

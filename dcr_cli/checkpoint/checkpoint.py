@@ -6,7 +6,6 @@ It decides what is part of a checkpoint and reads it. It changes nothing and wri
 from __future__ import annotations
 
 import os
-import shlex
 import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from dcr_cli.checkpoint.digest import ObjectHasher, object_digest
 from dcr_cli.checkpoint.folder import Files, Identity, check_same, is_skipped, pattern_of, scan, skip_hint
 from dcr_cli.checkpoint.header import DTYPES, MAX_HEADER_BYTES, Dtype, Header, bytes_view, file_kind, read_header
-from dcr_cli.checkpoint.json_text import strict_json
+from dcr_cli.checkpoint.in_progress import check_complete
 from dcr_cli.checkpoint.names import path_fault, shown
 from dcr_cli.checkpoint.weight_map import (
     SUFFIX,
@@ -27,23 +26,17 @@ from dcr_cli.checkpoint.weight_map import (
     check_shards_exist,
     parse_weight_map,
 )
-from dcr_cli.errors import DamagedError, IncompleteError, LocalError, NotFoundError, UsageError, WrongBaseError
+from dcr_cli.errors import DamagedError, LocalError, NotFoundError, UsageError, WrongBaseError
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
 SHARD, SIDECAR, WEIGHT_MAP = 1, 2, 3
 
-STATE_FOLDER = ".dcr"
-IN_PROGRESS = f"{STATE_FOLDER}/in-progress"
-
 MAX_SIDECAR_BYTES = 64 << 20
 MAX_SIDECARS_BYTES = 1 << 30
 
 _SECOND_COPIES = ("consolidated*", "*.bin", "*.pt", "*.pth", "*.gguf", "original/")
-
-# So much of a marker is read to say how to finish.
-MAX_MARKER_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,33 +139,6 @@ class Reader(Files):
         check_same(self.root, self._checkpoint.identities, now)
 
 
-def is_incomplete(root: str | os.PathLike[str]) -> bool:
-    """Whether an apply to the checkpoint at `root` was begun and not finished."""
-    marker = Path(root) / IN_PROGRESS
-    try:
-        marker.lstat()
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except OSError as error:
-        raise LocalError(str(marker), f"cannot tell whether an apply is in progress: {error.strerror}") from error
-    return True
-
-
-def _stopped_apply(folder: Path) -> str:
-    """The command that finishes what was stopped, as the marker tells it; a marker may be anything."""
-    delta = "DELTA"
-    try:
-        fd = os.open(folder / IN_PROGRESS, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
-            if stat.S_ISREG(os.fstat(fd).st_mode):
-                delta = shlex.quote(strict_json(os.read(fd, MAX_MARKER_BYTES), "marker")["delta"])
-        finally:
-            os.close(fd)
-    except (OSError, DamagedError, TypeError, KeyError):
-        pass
-    return f"dcr apply {delta} {shlex.quote(str(folder))}"
-
-
 def open_checkpoint(
     root: str | os.PathLike[str],
     *,
@@ -192,10 +158,8 @@ def open_checkpoint(
     if "" in skip:
         raise UsageError("--skip", "an empty pattern matches no file")
     _check_folder(folder, what)
-    if not allow_incomplete and is_incomplete(folder):
-        raise IncompleteError(
-            str(folder), "incomplete: an apply to it was stopped", hint=f"{_stopped_apply(folder)} finishes it"
-        )
+    if not allow_incomplete:
+        check_complete(folder)
     strangers: list[str] | None = [] if allow_strangers else None
     identities = scan(folder, skip=skip, must_be_files=(".safetensors", SUFFIX), strangers=strangers)
     map_path = _find_weight_map(folder, identities)

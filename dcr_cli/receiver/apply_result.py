@@ -15,7 +15,7 @@ class ApplyResult:
 
     `already`: it was at the target, nothing was written. `recovered`: a change that had been stopped was finished.
     `exact`: its files are the target's byte for byte; else it keeps its own shards. `foreign` files are no part of the
-    checkpoint and were left. `previous` is the folder that a link pointed at before, if it is still there.
+    checkpoint and were left. `previous` is the folder that a link pointed at before, if it is left there.
     `not_carried` are files of such a folder that could not be carried over, so that it was not removed.
     """
 

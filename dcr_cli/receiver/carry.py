@@ -9,11 +9,12 @@ import json
 import os
 import stat
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from dcr_cli.checkpoint.checkpoint import STATE_FOLDER
 from dcr_cli.checkpoint.folder import Identity, identity_of
 from dcr_cli.checkpoint.header import strict_json
+from dcr_cli.checkpoint.in_progress import STATE_FOLDER
 from dcr_cli.durable import File, Folder
 from dcr_cli.errors import DamagedError, DcrError
 from dcr_cli.receiver.receiver import Receiver
@@ -53,21 +54,40 @@ def known_files(root: Folder, identities: Mapping[str, Identity]) -> Known:
     return known
 
 
-def encode_previous(name: str, known: Known) -> bytes:
-    """Write which folder is to be removed, and what of it is known."""
-    return json.dumps({"name": name, "files": known}).encode() + b"\n"
+@dataclass(frozen=True, slots=True)
+class Previous:
+    """A folder that is to be removed, by its name and by what it was then, and what of it is known."""
+
+    name: str
+    place: tuple[int, int]
+    known: Known
+
+    def is_still(self, status: os.stat_result) -> bool:
+        """Whether it is this folder that now has the name, and not another one, as beside a copy of this note."""
+        return place_of(status) == self.place
 
 
-def decode_previous(text: bytes, what: str) -> tuple[str, Known]:
+def place_of(status: os.stat_result) -> tuple[int, int]:
+    """Device and inode."""
+    return status.st_dev, status.st_ino
+
+
+def encode_previous(previous: Previous) -> bytes:
+    document = {"name": previous.name, "place": previous.place, "files": previous.known}
+    return json.dumps(document).encode() + b"\n"
+
+
+def decode_previous(text: bytes, what: str) -> Previous:
     document = strict_json(text, what)
     try:
         name = document["name"]
+        device, inode = map(int, document["place"])
         known = {path: Mark(*mark) if mark is not None else None for path, mark in document["files"].items()}
-    except (TypeError, KeyError, AttributeError) as error:
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise DamagedError(what, "does not say which folder is to be removed", hint="remove it") from error
     if not isinstance(name, str) or not name.strip(".") or "/" in name:
         raise DamagedError(what, "does not name another folder beside this one", hint="remove it")
-    return name, known
+    return Previous(name, (device, inode), known)
 
 
 def unknown_files(root: Folder, ours: Collection[str]) -> list[str]:

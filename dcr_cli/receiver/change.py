@@ -13,28 +13,25 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
-from dcr_cli.checkpoint.checkpoint import SHARD, FileDigest, Shard
-from dcr_cli.checkpoint.digest import DIGEST_BYTES, object_digest
-from dcr_cli.checkpoint.folder import Files, Identity, check_same, identity_of
-from dcr_cli.checkpoint.header import parse_header
-from dcr_cli.checkpoint.names import shown
+from dcr_cli.checkpoint.digest import DIGEST_BYTES
+from dcr_cli.checkpoint.folder import Identity, check_same, identity_of
 from dcr_cli.durable import File, Folder, NoRoomError
 from dcr_cli.errors import ConflictError, DamagedError
-from dcr_cli.receiver.job import Job, Outcome, digest_tensors, whole_work
+from dcr_cli.receiver.checking import check_shards, check_sidecars
+from dcr_cli.receiver.job import Job, Outcome, whole_work
 from dcr_cli.receiver.journal import Chunk
-from dcr_cli.receiver.places import changed_paths, check_plan, folders_of, has_room
-from dcr_cli.receiver.plan import Action, Plan
-from dcr_cli.receiver.receiver import HELD, JOURNAL, STAGE, Batch, Marker, Receiver, tensors_of
+from dcr_cli.receiver.places import CONFIG, changed_paths, check_plan, folders_of, has_room
+from dcr_cli.receiver.plan import Action, Plan, in_turn
+from dcr_cli.receiver.receiver import HELD, HELD_CONFIG, JOURNAL, STAGE, Batch, Marker, Receiver
 from dcr_cli.receiver.sidecars import NewFiles, final_files, identities_now, identity_below, new_files, record_target
 from dcr_cli.receiver.staging import place_chunks, stage
 from dcr_cli.receiver.survey import Survey, judge
 
-CONFIG = "config.json"
-_HELD_CONFIG = f"{HELD}/{CONFIG}"
+REPLACE, IN_PLACE = "replace", "in-place"
 # Components are committed together up to so many staged bytes, so that threads have several files to work on.
 _BATCH_BYTES = 1 << 30
-_REPAIR = "start again from a full copy of the target"
 
 
 class _StagePlace:
@@ -68,6 +65,11 @@ class Change:
         # Files that this run made or, finishing, has read again, as they were then.
         self._checked: dict[str, Identity] = {}
         self._patched: set[str] = set()
+        # Shards, by number, that were found to be the target's, and why one is lost that was staged.
+        self._verified: set[int] = set()
+        self._lost: DamagedError | None = None
+        # Whether there has been less room than the file system had said.
+        self._has_quota = False
 
     def carry_out(self, found: Survey, mode: str, commit: bytes) -> bool:
         """Bring the receiver from base to target. True if, once it was read, it turned out to be at the target already.
@@ -75,22 +77,30 @@ class Change:
         What is raised before the marker is durable leaves the receiver as it was; what is raised later leaves it to
         `finish`. Raises WrongBaseError, DamagedError, ConflictError, LocalError.
         """
-        everything = tuple(range(len(self._plan.components)))
         at_once = check_plan(self._root, self._job.base, self._plan, self.changed_paths)
         self._begin()
-        chunks: tuple[Chunk, ...] | None = None
+        group, chunks = tuple(range(len(self._plan.components))), None
         try:
-            outcome, chunks = self._prepare(0, everything, whole_base=True) if at_once else (self._rehearse(), None)
+            if at_once:
+                outcome, chunks = self._prepare(0, group, whole_base=True)
         except NoRoomError:
             # A quota, perhaps. Taking one component after the other needs less.
-            if len(everything) < 2:
+            if len(group) < 2:
                 raise
+            self._has_quota = True
             self._begin()
+        if chunks is None:
             outcome = self._rehearse()
         if judge(found, self._job, outcome.base_sums):
             return True
         outcome.check_target()
         self._job.known = outcome.base_sums
+        rest: tuple[int, ...] = ()
+        if chunks is None:
+            # The largest comes first, so that what can never be staged is refused now.
+            order = in_turn(self._plan)
+            group, chunks = self._stage_next(0, order)
+            rest = order[len(group) :]
         self._check_base_files()
         self._mark(mode, commit)
         try:
@@ -100,10 +110,9 @@ class Change:
             self._receiver.remove_marker()
             raise
         self._hold_config()
-        if chunks is not None:
-            self._commit(Batch(0, everything, chunks, is_done=False))
-        else:
-            self._in_turn(everything, 0)
+        self._make_way()
+        self._commit(Batch(0, group, chunks, is_done=False))
+        self._in_turn(1, rest)
         self._end(self._job.identities)
         return False
 
@@ -113,18 +122,23 @@ class Change:
         Raises DamagedError if the receiver holds what neither was nor should become, ConflictError if somebody changed
         it since.
         """
+        self._receiver.resume()
         batches = self._receiver.read_batches()
-        for batch in batches:
-            if not batch.is_done:
-                self._place(batch)
-                self._verify(self._shards_of(batch.components))
-                self._receiver.end_batch(batch.number)
-        done = {number for batch in batches for number in batch.components}
+        self._hold_config()
+        self._make_way()
+        done = {number for batch in batches if batch.is_done for number in batch.components}
+        for batch in (batch for batch in batches if not batch.is_done):
+            done.update(self._finish_batch(batch))
         self._tidy()
         self._stage_files()
-        self._hold_config()
-        pending = tuple(number for number in range(len(self._plan.components)) if number not in done)
-        self._in_turn(pending, max((batch.number for batch in batches), default=-1) + 1)
+        pending = tuple(number for number in in_turn(self._plan) if number not in done)
+        try:
+            self._in_turn(max((batch.number for batch in batches), default=-1) + 1, pending)
+        except ConflictError as error:
+            # What a lost component was made from has gone too.
+            if self._lost is not None:
+                raise self._lost from error
+            raise
         # Whoever was stopped has not said which files it had checked, and time has passed.
         shards = range(len(self._plan.shards))
         self._verify([number for number in shards if self._plan.shards[number].path not in self._checked])
@@ -144,11 +158,11 @@ class Change:
             self.bytes_written += len(content)
 
     def _take_mode(self, name: str, path: str) -> None:
-        """Give a staged file mode and owner of the file that it will replace; a link has none to give."""
+        """Give a staged file mode and owner of the file that it will replace; a link or a folder has none to give."""
         status = self._root.status(path)
         if path == CONFIG:
-            status = self._home.status(_HELD_CONFIG) or status
-        if status is not None and not stat.S_ISLNK(status.st_mode):
+            status = self._home.status(HELD_CONFIG) or status
+        if status is not None and stat.S_ISREG(status.st_mode):
             self._home.take_mode(name, status)
 
     def _rehearse(self) -> Outcome:
@@ -203,37 +217,54 @@ class Change:
     # Changing
 
     def _hold_config(self) -> None:
-        if self._root.status(CONFIG) is None or self._home.status(_HELD_CONFIG) is not None:
+        if self._root.status(CONFIG) is None or self._home.status(HELD_CONFIG) is not None:
             return
         if self._home.make_folder(HELD, 0o700, exist_ok=True):
             self._home.sync()
-        self._move(self._root, CONFIG, self._home, _HELD_CONFIG)
+        self._move(self._root, CONFIG, self._home, HELD_CONFIG)
         self._home.sync(HELD)
         self._root.sync()
 
-    def _in_turn(self, numbers: Sequence[int], batch: int) -> None:
+    def _in_turn(self, batch: int, numbers: tuple[int, ...]) -> None:
         """Stage and commit components, some at a time."""
-        for group in self._batches(numbers):
-            outcome, chunks = self._prepare(batch, group, whole_base=False)
-            assert self._job.known is not None
-            outcome.check_base(self._job.known)
-            outcome.check_target()
-            self._commit(Batch(batch, tuple(group), chunks, is_done=False))
-            batch += 1
+        while numbers:
+            group, chunks = self._stage_next(batch, numbers)
+            self._commit(Batch(batch, group, chunks, is_done=False))
+            numbers, batch = numbers[len(group) :], batch + 1
 
-    def _batches(self, numbers: Iterable[int]) -> Iterable[list[int]]:
-        group: list[int] = []
+    def _stage_next(self, batch: int, numbers: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[Chunk, ...]]:
+        """Stage the first of some components, as many as there is room for: which, and the journal."""
+        group = self._next_group(numbers)
+        try:
+            return group, self._stage_group(batch, group)
+        except NoRoomError:
+            if len(group) < 2:
+                raise
+            self._has_quota = True
+        for name in (*(_staged(number) for number in self._shards_of(group)), _bits(batch)):
+            self._home.remove(name, missing_ok=True)
+        return group[:1], self._stage_group(batch, group[:1])
+
+    def _stage_group(self, batch: int, group: tuple[int, ...]) -> tuple[Chunk, ...]:
+        outcome, chunks = self._prepare(batch, group, whole_base=False)
+        assert self._job.known is not None
+        outcome.check_base(self._job.known)
+        outcome.check_target()
+        return chunks
+
+    def _next_group(self, numbers: tuple[int, ...]) -> tuple[int, ...]:
         size = 0
-        for number in numbers:
+        for count, number in enumerate(numbers):
             part = self._plan.components[number]
-            taken = part.staged_bytes + part.journal_bytes
-            if group and (size + taken > _BATCH_BYTES or not has_room(self._home, size + taken, len(group) + 1)):
-                yield group
-                group, size = [], 0
-            group.append(number)
-            size += taken
-        if group:
-            yield group
+            size += part.staged_bytes + part.journal_bytes
+            if count and (self._has_quota or size > _BATCH_BYTES or not has_room(self._home, size, count + 1)):
+                return numbers[:count]
+        return numbers
+
+    def _make_way(self) -> None:
+        """Remove what lies beside the shards and is not the target's; others may need its place."""
+        self._remove([path for path in self._plan.removed_files if path != CONFIG])
+        self._remove_empty_folders()
 
     def _commit(self, batch: Batch) -> None:
         self._receiver.write_batch(batch)
@@ -243,6 +274,8 @@ class Change:
 
     def _place(self, batch: Batch) -> None:
         """Give a batch's staged shards their names and patch the others; doing it again does no harm."""
+        self._remove([path for number in batch.components for path in self._plan.components[number].removed])
+        self._remove_empty_folders()
         renamed = []
         for number in self._shards_of(batch.components):
             shard = self._plan.shards[number]
@@ -260,8 +293,6 @@ class Change:
                 self.bytes_written += place_chunks(journal, batch.chunks, self._open_shard, self._job.target.jobs)
             for path in {self._plan.shards[chunk.file].path for chunk in batch.chunks}:
                 self._checked[path] = identity_below(self._root, path)
-        removed = [path for number in batch.components for path in self._plan.components[number].removed]
-        self._remove(removed)
 
     def _open_shard(self, number: int) -> File:
         """Open a shard to patch it, if it is still what was read, and has no other name that would change too."""
@@ -291,7 +322,9 @@ class Change:
             self._checked[new_name] = identity_below(to, new_name)
 
     def _remove(self, paths: Sequence[str]) -> None:
-        gone = [path for path in paths if self._root.status(path) is not None]
+        """Remove what is still there, as a file; the target may have a folder of the name."""
+        present = [(path, self._root.status(path)) for path in paths]
+        gone = [path for path, status in present if status is not None and not stat.S_ISDIR(status.st_mode)]
         for path in gone:
             self._root.remove(path)
         for folder in folders_of(gone):
@@ -313,24 +346,26 @@ class Change:
             placed.append(path)
         for folder in folders_of(placed):
             self._root.sync(folder)
-        self._remove([path for path in self._plan.removed_files if path != CONFIG])
-        self._remove_empty_folders()
-        if config is None and CONFIG not in self._plan.removed_files and self._home.status(_HELD_CONFIG) is not None:
-            config = _HELD_CONFIG
+        if placed:
+            self._home.sync(STAGE)
+        if config is None and CONFIG not in self._plan.removed_files and self._home.status(HELD_CONFIG) is not None:
+            config = HELD_CONFIG
         if config is not None:
             self._move(self._home, config, self._root, CONFIG)
             self._root.sync()
             self._home.sync(config.rpartition("/")[0])
         files = final_files(self._job, self._plan, self._files)
         if known is None:
-            if config == _HELD_CONFIG:
+            if config == HELD_CONFIG:
                 # It came from where it had been put, perhaps long ago.
                 del self._checked[CONFIG]
-            self._verify_sidecars(files)
+            self._checked |= check_sidecars(self._root, [file for file in files if file.path not in self._checked])
         expected = {file.path: self._checked.get(file.path) or (known or {})[file.path] for file in files}
-        if known is not None and config == _HELD_CONFIG:
+        if known is not None and config == HELD_CONFIG:
             expected[CONFIG] = known[CONFIG]._replace(ctime_ns=expected[CONFIG].ctime_ns)
         check_same(self._root.path, expected, identities_now(self._root, expected))
+        # Without a marker, a config that is held would be put back.
+        self._receiver.release_held()
         record_target(self._receiver, self._job, files, expected)
         self._receiver.remove_marker()
 
@@ -338,51 +373,52 @@ class Change:
         """Remove folders in which nothing is left of what lay there."""
         removed = [*self._plan.removed_files, *(path for part in self._plan.components for path in part.removed)]
         for folder in sorted(folders_of(removed), key=len, reverse=True):
-            while folder and self._root.status(folder) is not None and self._root.is_empty(folder):
-                self._root.remove_folder(folder)
+            while folder and self._is_empty_folder(folder):
+                self._root.remove_folder(folder, used_ok=True)
+                if self._root.status(folder) is not None:
+                    break
                 folder = folder.rpartition("/")[0]
                 self._root.sync(folder)
 
+    def _is_empty_folder(self, path: str) -> bool:
+        status = self._root.status(path)
+        return status is not None and stat.S_ISDIR(status.st_mode) and self._root.is_empty(path)
+
     # Finishing
+
+    def _finish_batch(self, batch: Batch) -> tuple[int, ...]:
+        """Place what a stopped run had committed, and see that it is the target's: the components that are done."""
+        lost = {component for component in batch.components if self._is_lost(component)}
+        if lost:
+            gone = set(self._shards_of(lost))
+            batch = replace(
+                batch,
+                components=tuple(component for component in batch.components if component not in lost),
+                chunks=tuple(chunk for chunk in batch.chunks if chunk.file not in gone),
+            )
+            self._receiver.write_batch(batch)
+        self._place(batch)
+        self._verify([number for number in self._shards_of(batch.components) if number not in self._verified])
+        self._receiver.end_batch(batch.number)
+        return batch.components
+
+    def _is_lost(self, component: int) -> bool:
+        """Whether a staged shard of a component is gone and has not got its name; it has to be staged again."""
+        for number in self._shards_of([component]):
+            if self._plan.shards[number].action is Action.PATCH or self._home.status(_staged(number)) is not None:
+                continue
+            try:
+                self._verify([number])
+            except DamagedError as error:
+                self._lost = error
+                return True
+        return False
 
     def _verify(self, numbers: Sequence[int]) -> None:
         """Read shards, given by number, and refuse what is not the target's."""
-        shards = []
-        for number in numbers:
-            new = self._plan.shards[number]
-            shards.append(Shard(new.path, parse_header(new.header, new.size, new.path), new.size))
-        identities = {shard.path: identity_below(self._root, shard.path) for shard in shards}
-        with Files(self._root.path, identities) as files:
-            for shard in shards:
-                header = bytearray(len(shard.header.raw))
-                if identities[shard.path].size == shard.size:
-                    files.read_path_into(shard.path, 0, header)
-                if header != shard.header.raw:
-                    what = str(self._root.path / shard.path)
-                    raise DamagedError(what, "is not the file that it was to become", hint=_REPAIR)
-            tensors = list(tensors_of(shards).values())
-            sums = digest_tensors(files, [shard.path for shard in shards], tensors, self._job.target, "check")
-        target = self._job.target
-        number_of = {row.name: number for number, row in enumerate(target.rows)}
-        for tensor, found in zip(tensors, sums, strict=True):
-            if (target.sums[number_of[tensor.name]] != found).any():
-                what = f"{self._root.path / shards[tensor.shard].path}: tensor {shown(tensor.name)}"
-                raise DamagedError(what, "is not what it was to become", hint=_REPAIR)
-        self._checked |= identities
-
-    def _verify_sidecars(self, files: Sequence[FileDigest]) -> None:
-        """Read what lies beside the shards and was not made by this run, and refuse what is not as it was."""
-        identities = {
-            file.path: identity_below(self._root, file.path)
-            for file in files
-            if file.kind != SHARD and file.path not in self._checked
-        }
-        with Files(self._root.path, identities) as reader:
-            for file in files:
-                if file.path in identities and object_digest(reader.read_file(file.path)) != file.blake3:
-                    what = str(self._root.path / file.path)
-                    raise ConflictError(what, "was changed since the change began", hint="put it back as it was")
-        self._checked |= identities
+        shards = [self._plan.shards[number] for number in numbers]
+        self._checked |= check_shards(self._root, shards, self._job.target)
+        self._verified.update(numbers)
 
     def _tidy(self) -> None:
         """Remove what was staged and never committed, and journals that are not needed any more."""

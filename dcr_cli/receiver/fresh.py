@@ -94,6 +94,7 @@ class Fresh:
                 self._root.take_folder_mode(folder, status, with_owner=self._gives_owner(status))
         record_target(self._receiver, self._job, final)
         status = os.fstat(self._source.fd)
+        self._receiver.open_to_readers(status)
         self._root.take_folder_mode("", status, with_owner=self._gives_owner(status))
         self._receiver.remove_marker()
 

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import fcntl
 import os
-import socket
-from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from dcr_cli.checkpoint.in_progress import Holder, decode_holder, encode_holder, this_process
 from dcr_cli.durable import File, Folder
 from dcr_cli.errors import ConflictError, LocalError
 
@@ -47,7 +46,7 @@ def lock(folder: Folder, name: str) -> Lock:
                 file.close()
                 continue
             _check_no_other(file)
-            text = _this_process()
+            text = encode_holder(this_process())
             file.write_at(0, text)
             file.resize(len(text))
         except BaseException:
@@ -69,34 +68,16 @@ def _flock(file: File) -> None:
 
 
 def _holder(file: File) -> str:
-    pid, _, host = _fields(file)
-    return f"process {pid} on {host}" if host else "its name is not known yet"
+    holder = _last_holder(file)
+    return f"process {holder.pid} on {holder.host}" if holder is not None else "its name is not known yet"
 
 
 def _check_no_other(file: File) -> None:
     """Some network mounts grant a lock twice. On one host that is seen: the last holder wrote who it is, and lives."""
-    pid, start, host = _fields(file)
-    if host != socket.gethostname() or not pid.isdigit() or int(pid) == os.getpid():
-        return
-    if start != "-" and _start_of(int(pid)) == start:
+    holder = _last_holder(file)
+    if holder is not None and holder.is_alive and int(holder.pid) != os.getpid():
         raise ConflictError(str(file.path), f"another dcr holds it: {_holder(file)}", hint="try again later")
 
 
-def _fields(file: File) -> list[str]:
-    """Process, its start and host, as the last holder wrote them; empty if it did not."""
-    fields = os.pread(file.fd, 1024, 0).decode(errors="replace").split()
-    return fields[:3] if len(fields) >= 3 else ["", "", ""]
-
-
-def _this_process() -> bytes:
-    return f"{os.getpid()} {_start_of(os.getpid())} {socket.gethostname()}\n".encode()
-
-
-def _start_of(pid: int) -> str:
-    """When a process started, in ticks since boot, and which boot that was; - if that is not known."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return "-"
-    return f"{fields[19]}@{boot}" if fields[0] != "Z" else "-"
+def _last_holder(file: File) -> Holder | None:
+    return decode_holder(os.pread(file.fd, 1024, 0))

@@ -163,10 +163,17 @@ def room_at_once(plan: Plan) -> int:
     return plan.written_file_bytes + sum(part.staged_bytes + part.journal_bytes for part in plan.components)
 
 
+def in_turn(plan: Plan) -> tuple[int, ...]:
+    """Components, by number, in the order in which they go one after the other: the largest first, then as they are."""
+    sizes = [part.staged_bytes + part.journal_bytes for part in plan.components]
+    first = sizes.index(max(sizes)) if sizes else 0
+    return tuple(sorted(range(len(sizes)), key=lambda number: number != first))
+
+
 def room_in_turn(plan: Plan) -> int:
     """Bytes that are taken, at the most, when components are staged and committed one after the other."""
     most = grown = 0
-    for part in plan.components:
+    for part in (plan.components[number] for number in in_turn(plan)):
         most = max(most, grown + part.staged_bytes + part.journal_bytes)
         grown += part.staged_bytes - part.freed_bytes
     return plan.written_file_bytes + max(most, grown)
@@ -215,8 +222,8 @@ def _action(
 
 
 def _components(base: Base, shards: Sequence[NewShard], rows: Sequence[TensorRow]) -> tuple[Component, ...]:
-    """Join what must be ready together: a shard, and every old shard that is changed or goes and that it is made
-    from."""
+    """Join what must be ready together: a shard, and every old shard that is changed or goes and that it is made from,
+    or whose place it needs."""
     sizes = {shard.path: shard.size for shard in base.shards}
     changed = {shard.path: number for number, shard in enumerate(shards) if shard.action is not Action.KEEP}
     kept = {shard.path for shard in shards if shard.action is Action.KEEP}
@@ -236,6 +243,11 @@ def _components(base: Base, shards: Sequence[NewShard], rows: Sequence[TensorRow
                 old = base.shards[base.by_name[source].shard].path
                 if old != path and old in leader:
                     leader[find(old)] = find(path)
+    # A shard that goes makes way for one whose folder has its name, or that has the name of its folder.
+    for path in leader:
+        for above in (path[:at] for at, letter in enumerate(path) if letter == "/"):
+            if above in leader:
+                leader[find(above)] = find(path)
     groups: dict[str, tuple[list[int], list[str]]] = {}
     for path, number in changed.items():
         groups.setdefault(find(path), ([], []))[0].append(number)

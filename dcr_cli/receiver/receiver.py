@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import stat
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
@@ -17,23 +19,27 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from dcr_cli.checkpoint.checkpoint import IN_PROGRESS, STATE_FOLDER, FileDigest, Shard, Tensor
+from dcr_cli.checkpoint.checkpoint import FileDigest, Shard, Tensor
 from dcr_cli.checkpoint.digest import DIGEST_BYTES, State, blake3_text, object_digest, parse_blake3
 from dcr_cli.checkpoint.header import DTYPES, parse_header, strict_json
-from dcr_cli.durable import Folder
+from dcr_cli.checkpoint.in_progress import IN_PROGRESS, LOCK_FILE, STATE_FOLDER
+from dcr_cli.durable import NEW_FILE_MODE, Folder
 from dcr_cli.errors import DamagedError, DcrError, LocalError, UnsupportedError
 from dcr_cli.receiver.journal import Chunk
 from dcr_cli.receiver.locking import Lock, lock
+from dcr_cli.receiver.places import CONFIG, check_changeable
 from dcr_cli.receiver.plan import Base
 
 MARKER_FORMAT = 1
-STAGE, JOURNAL, HELD, LOCK = "stage", "journal", "held", "lock"
-MARKER = IN_PROGRESS.rpartition("/")[2]
+STAGE, JOURNAL, HELD = "stage", "journal", "held"
+MARKER, LOCK = (path.rpartition("/")[2] for path in (IN_PROGRESS, LOCK_FILE))
 BASE_NAME = "base"
+HELD_CONFIG = f"{HELD}/{CONFIG}"
 _MARKER_LIMIT = 1 << 20
 _BASE_LIMIT = 1 << 40
-_PRIVATE = 0o700
+_PRIVATE, _READ_MODE = 0o700, 0o555
 _REPAIR = "start again from a full copy of a checkpoint"
+_BATCH_NAME = re.compile(r"([0-9]{6,9})\.(commit|done)")
 
 Digests = NDArray[np.uint8]
 
@@ -77,6 +83,9 @@ class Receiver:
 
     def _open(self) -> bool:
         """Make and lock the state folder; False if another process, which had nothing to keep there, removed it."""
+        if self.root.status(STATE_FOLDER) is None:
+            # What can be made but not removed again would stay.
+            check_changeable(self.root)
         self.was_made = self.root.make_folder(STATE_FOLDER, _PRIVATE, exist_ok=True)
         try:
             self.home = self.root.open_folder(STATE_FOLDER)
@@ -85,6 +94,7 @@ class Receiver:
                 raise
             return False
         try:
+            self.open_to_readers(os.fstat(self.root.fd))
             self._lock: Lock = lock(self.home, LOCK)
         except BaseException as error:
             status, own = self.root.status(STATE_FOLDER), os.fstat(self.home.fd)
@@ -111,6 +121,15 @@ class Receiver:
                     # Another process may be about to lock it.
                     self.root.remove_folder(STATE_FOLDER, used_ok=True)
 
+    def open_to_readers(self, folder: os.stat_result) -> None:
+        """Let those who may read a checkpoint in a folder with this status see whether it is complete, and its record.
+
+        What is staged, held or locked stays its owner's alone.
+        """
+        own = os.fstat(self.home.fd)
+        if os.geteuid() in (0, own.st_uid):
+            self.home.set_mode(stat.S_IMODE(own.st_mode) & 0o777 | folder.st_mode & _READ_MODE)
+
     # The marker
 
     def read_marker(self) -> Marker | None:
@@ -122,7 +141,7 @@ class Receiver:
     def write_marker(self, marker: Marker) -> None:
         """Say, durably, that a change is in progress; its BASE_NAME must be durable already."""
         self.is_marked = True
-        self.home.replace_file(MARKER, encode_marker(marker))
+        self.home.replace_file(MARKER, encode_marker(marker), NEW_FILE_MODE)
         self.root.sync()
 
     def remove_marker(self) -> None:
@@ -139,10 +158,26 @@ class Receiver:
             self.home.make_folder(name, _PRIVATE)
         self.home.sync()
 
+    def resume(self) -> None:
+        """Make the folders for a change that was begun, where somebody has removed them."""
+        for name in (STAGE, JOURNAL):
+            self.home.make_folder(name, _PRIVATE, exist_ok=True)
+        self.home.sync()
+
     def clear(self) -> None:
-        """Remove what a change prepared."""
-        for name in (STAGE, JOURNAL, HELD):
+        """Remove what a change prepared. A config that was held, and that no marker tells of any more, is put back."""
+        for name in (STAGE, JOURNAL):
             self.home.remove_tree(name, missing_ok=True)
+        if self.home.status(HELD_CONFIG) is not None and self.root.status(CONFIG) is None:
+            self.home.rename(HELD_CONFIG, self.root, CONFIG)
+            self.root.sync()
+        self.release_held()
+
+    def release_held(self) -> None:
+        """Remove, durably, what was held and is not needed any more."""
+        if self.home.status(HELD) is not None:
+            self.home.remove_tree(HELD)
+            self.home.sync()
 
     def write_base(self, base: Base, digests: Digests) -> bytes:
         """Write down, durably, what is being changed, with the digests of its tensors; the blake3 of what was
@@ -171,12 +206,11 @@ class Receiver:
     def read_batches(self) -> list[Batch]:
         with self.home.open_folder(JOURNAL) as folder:
             batches = []
-            for name in folder.names():
-                stem, _, suffix = name.partition(".")
-                if suffix in ("commit", "done"):
-                    text = folder.read(name, _BASE_LIMIT)
-                    assert text is not None
-                    batches.append(_decode_batch(int(stem), text, str(folder.path / name), is_done=suffix == "done"))
+            for match in filter(None, map(_BATCH_NAME.fullmatch, folder.names())):
+                text = folder.read(match[0], _BASE_LIMIT)
+                if text is not None:
+                    what = str(folder.path / match[0])
+                    batches.append(_decode_batch(int(match[1]), text, what, is_done=match[2] == "done"))
             return batches
 
 

@@ -7,14 +7,15 @@ was. Files beside the shards are always read.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from dcr_cli.checkpoint.checkpoint import SHARD, STATE_FOLDER, FileDigest
+from dcr_cli.checkpoint.checkpoint import SHARD, FileDigest
 from dcr_cli.checkpoint.digest import (
     BLAKE3_BYTES,
     DIGEST_BYTES,
@@ -27,6 +28,7 @@ from dcr_cli.checkpoint.digest import (
 )
 from dcr_cli.checkpoint.folder import Identity
 from dcr_cli.checkpoint.header import DTYPES, DTYPES_BY_CODE, strict_json
+from dcr_cli.checkpoint.in_progress import STATE_FOLDER
 from dcr_cli.delta.document import (
     CONTENT_LIMIT,
     Columns,
@@ -36,7 +38,7 @@ from dcr_cli.delta.document import (
     encode_texts,
     take_column,
 )
-from dcr_cli.durable import Folder
+from dcr_cli.durable import NEW_FILE_MODE, PRIVATE_FILE_MODE, Folder
 from dcr_cli.errors import DcrError, LocalError
 
 RECORD_FORMAT = 1
@@ -82,11 +84,13 @@ def write_record(
     files: Sequence[FileDigest],
     identities: Mapping[str, Identity],
     skipped: Sequence[str],
+    *,
+    mode: int,
 ) -> None:
     """Write the record of a state, whose content digest is `content`, into `home`, a receiver's state folder."""
     files_blake3 = files_digest((file.path, file.kind, file.blake3) for file in files)
     table, _ = encode_document("record", _columns(tensors, files))
-    home.replace_file(TABLE_NAME, table)
+    home.replace_file(TABLE_NAME, table, mode)
     status = home.status(TABLE_NAME)
     assert status is not None
     document = {
@@ -98,10 +102,21 @@ def write_record(
         "skipped": list(skipped),
         "time_ns": status.st_mtime_ns,
     }
-    home.replace_file(STATE_NAME, json.dumps(document, ensure_ascii=False).encode() + b"\n")
+    home.replace_file(STATE_NAME, json.dumps(document, ensure_ascii=False).encode() + b"\n", mode)
 
 
-def renew_record(home: Folder, content: bytes, files: Sequence[FileDigest], identities: Mapping[str, Identity]) -> None:
+def mode_of_record(root: Folder, paths: Iterable[str]) -> int:
+    """Let those read the record of the checkpoint in `root` who may read all of the files that it tells of."""
+    mode = NEW_FILE_MODE
+    for path in paths:
+        with suppress(OSError):
+            mode &= os.stat(path, dir_fd=root.fd).st_mode
+    return mode | PRIVATE_FILE_MODE
+
+
+def renew_record(
+    root: Folder, home: Folder, content: bytes, files: Sequence[FileDigest], identities: Mapping[str, Identity]
+) -> None:
     """Write the record anew after all it tells of was read again: `content`, and `files`, which may be more of them.
 
     Without a record of just that, nothing is written.
@@ -112,7 +127,8 @@ def renew_record(home: Folder, content: bytes, files: Sequence[FileDigest], iden
     now = {file.path: identities[file.path] for file in record.files}
     # A record that cannot be written is a loss of time alone; the one before is still there.
     with suppress(LocalError):
-        write_record(home, content, record.tensors, record.files, now, record.skipped)
+        mode = mode_of_record(root, now)
+        write_record(home, content, record.tensors, record.files, now, record.skipped, mode=mode)
 
 
 def read_record(home: Folder) -> Record | None:

@@ -19,7 +19,7 @@ from dcr_cli.errors import DamagedError
 from dcr_cli.receiver.job import Job
 from dcr_cli.receiver.plan import Plan
 from dcr_cli.receiver.receiver import Receiver
-from dcr_cli.receiver.record import TensorRecord, write_record
+from dcr_cli.receiver.record import TensorRecord, mode_of_record, write_record
 from dcr_cli.receiver.reshard import rewrite_weight_map
 
 _REPAIR = "start again from a full copy of the target"
@@ -97,6 +97,7 @@ def record_target(
         files,
         identities or {file.path: identity_below(receiver.root, file.path) for file in files},
         target.delta.manifest.skipped,
+        mode=mode_of_record(receiver.root, (file.path for file in files)),
     )
     receiver.has_record = True
 

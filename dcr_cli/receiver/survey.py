@@ -10,7 +10,10 @@ import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dcr_cli.checkpoint.checkpoint import SIDECAR, Checkpoint, Reader, open_checkpoint
+from dcr_cli.checkpoint.checkpoint import SIDECAR, Checkpoint, FileDigest, Reader, open_checkpoint
+from dcr_cli.checkpoint.folder import is_skipped
+from dcr_cli.checkpoint.names import shown
+from dcr_cli.delta.manifest import Manifest
 from dcr_cli.durable import Folder, open_folder
 from dcr_cli.errors import DamagedError, NotFoundError, WrongBaseError
 from dcr_cli.receiver.job import Job, Sums, Target, content_of, sums_of, wrong_base
@@ -74,9 +77,7 @@ def survey(root: Folder, reader: Reader, checkpoint: Checkpoint, target: Target)
         target_files = target_files if counts[1] >= counts[0] else None
     is_target = target_files is not None
     if base_files is None and not is_target:
-        held = {file.path: file.blake3 for file in files if file.kind == SIDECAR}
-        carried = [row for row in manifest.files if row.kind == SIDECAR and row.runs]
-        is_target = all(held.get(row.path) == row.blake3 for row in carried)
+        is_target = not _lacking(files, manifest, checkpoint.skipped)
     own = {file.path for file in base_files} if base_files is not None else target_paths
     foreign = [file.path for file in files if file.kind == SIDECAR and file.path not in own]
     foreign = sorted([*foreign, *checkpoint.strangers])
@@ -119,9 +120,22 @@ def judge(found: Survey, job: Job, sums: Sums) -> bool:
     if content == commit.base.content:
         return False
     if content == commit.target.content:
-        facts = "holds the tensors of this delta's target, but not its files: they were changed after it"
-        raise WrongBaseError(job.what, facts, hint="start again from a full copy of the target")
+        lacking = _lacking(found.base.files, job.target.delta.manifest, found.checkpoint.skipped)
+        which = f", {shown(lacking[0])} is missing or was changed" if lacking else ""
+        facts = f"holds the tensors of this delta's target, but not its files{which}"
+        hint = "put the target's file there" if lacking else "start again from a full copy of the target"
+        raise WrongBaseError(job.what, facts, hint=hint)
     raise wrong_base(job, sums)
+
+
+def _lacking(files: Sequence[FileDigest], manifest: Manifest, skip: Sequence[str]) -> list[str]:
+    """The target's sidecars that are not among some files as they should be, whether or not the delta carries them.
+
+    What `skip` leaves out is not looked for.
+    """
+    held = {file.path: file.blake3 for file in files if file.kind == SIDECAR}
+    wanted = [row for row in manifest.files if row.kind == SIDECAR and not is_skipped(row.path, skip)]
+    return [row.path for row in wanted if held.get(row.path) != row.blake3]
 
 
 def _has_tensors_of_target(found: Survey, job: Job) -> bool:

@@ -1,0 +1,123 @@
+"""Does all of an apply that changes nothing, and says what the apply would do.
+
+A rehearsal reads, decodes and checks everything; it refuses what the apply would refuse.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+
+from dcr_cli.durable import Folder, open_folder
+from dcr_cli.errors import DcrError
+from dcr_cli.receiver.apply_result import ApplyResult, done, nothing_done
+from dcr_cli.receiver.beside import (
+    ASIDE,
+    check_beside,
+    check_free,
+    done_to,
+    is_unfinished,
+    names_taken,
+    nothing_to_build,
+    stays,
+)
+from dcr_cli.receiver.change import IN_PLACE
+from dcr_cli.receiver.fresh import check_fresh, room_of_fresh
+from dcr_cli.receiver.job import Job, Target, whole_work
+from dcr_cli.receiver.link import read_link
+from dcr_cli.receiver.places import changed_paths, check_changeable, check_plan
+from dcr_cli.receiver.plan import Plan
+from dcr_cli.receiver.record import record_folder
+from dcr_cli.receiver.sidecars import new_files
+from dcr_cli.receiver.survey import Survey, is_there_already, judge, look_at, open_root
+
+
+def rehearse_change(root: Folder, target: Target, mode: str, skip: Sequence[str]) -> ApplyResult:
+    """Do all of replacing or patching in place that changes nothing, and say what it would do."""
+    found, job = look_at(root, target, skip)
+    if is_there_already(found, job):
+        return nothing_done(
+            str(root.path), mode, job, exact=found.has_target_files, foreign=found.foreign, dry_run=True
+        )
+    plan = job.plan(is_exact=found.is_base, in_place=mode == IN_PLACE)
+    paths = changed_paths(plan)
+    check_plan(root, job.base, plan, paths)
+    outcome = job.run(whole_work(plan.shards), whole_base=True, stage="check")
+    if judge(found, job, outcome.base_sums):
+        return nothing_done(
+            str(root.path), mode, job, exact=found.has_target_files, foreign=found.foreign, dry_run=True
+        )
+    outcome.check_target()
+    return done(str(root.path), mode, job, plan, files=paths, bytes_written=0, foreign=found.foreign, dry_run=True)
+
+
+def rehearse_to(checkpoint: Path, out: Path, target: Target, skip: Sequence[str]) -> ApplyResult:
+    """Do all of `apply_to` that changes nothing, and say what it would do."""
+    out = Path(os.path.abspath(out))
+    with open_root(checkpoint) as source, open_folder(out.parent) as parent:
+        check_free(parent, out.name)
+        check_changeable(parent)
+        found, job = look_at(source, target, skip)
+        if is_there_already(found, job):
+            raise nothing_to_build(job)
+        plan = job.plan(is_exact=found.is_base, in_place=False)
+        check_fresh(parent, source, plan, new_files(job, plan), links=False)
+        if _try(found, job, plan):
+            raise nothing_to_build(job)
+        return done_to(out, found, job, plan, bytes_written=0, dry_run=True)
+
+
+def rehearse_aside(path: Path, target: Target, skip: Sequence[str], *, keep_previous: bool) -> ApplyResult:
+    """Do all of `apply_aside` that changes nothing, and say what it would do."""
+    link = read_link(path)
+    with open_root(link.folder) as source, open_folder(source.path.parent) as parent, open_folder(path.parent) as above:
+        found, job = look_at(source, target, skip)
+        is_exact = found.has_target_files
+        if is_there_already(found, job):
+            return nothing_done(str(path), ASIDE, job, exact=is_exact, foreign=found.foreign, dry_run=True)
+        check_changeable(source)
+        check_beside(link, parent, above, target)
+        names = link.names(target.delta.commit_blake3)
+        if not any(_can_take(parent, name, source.path.name, target) for name in names):
+            raise names_taken(parent, names)
+        plan = job.plan(is_exact=found.is_base, in_place=False)
+        check_fresh(parent, source, plan, new_files(job, plan), links=True)
+        if _try(found, job, plan):
+            return nothing_done(str(path), ASIDE, job, exact=is_exact, foreign=found.foreign, dry_run=True)
+        with record_folder(source) or nullcontext() as home:
+            goes = home is not None and not (keep_previous or stays(home, link))
+        result = done(
+            str(path),
+            ASIDE,
+            job,
+            plan,
+            files=changed_paths(plan),
+            bytes_written=0,
+            foreign=found.foreign,
+            dry_run=True,
+            previous=None if goes else link.folder,
+        )
+        return replace(result, room_bytes=room_of_fresh(plan, links=True))
+
+
+def _try(found: Survey, job: Job, plan: Plan) -> bool:
+    """Decode and check everything; True if the base has turned out to be the target."""
+    outcome = job.run(whole_work(plan.shards), whole_base=True, stage="check")
+    if judge(found, job, outcome.base_sums):
+        return True
+    outcome.check_target()
+    return False
+
+
+def _can_take(parent: Folder, name: str, old: str, target: Target) -> bool:
+    """Whether a new folder could have a name, or one that has it could be used."""
+    if parent.status(name) is None or is_unfinished(parent, name):
+        return True
+    try:
+        with open_root(parent.path / name) as root:
+            return name != old and is_there_already(*look_at(root, target, ()))
+    except DcrError:
+        return False
