@@ -270,7 +270,9 @@ class _Run:
         elif scanned.draft is None:
             self._add_unchanged(row, block, whole=whole)
         else:
-            self.encoder.add(scanned.draft, partial(self.scanner.load, scanned.part))
+            sides = scanned.sides
+            load = partial(self.scanner.load, scanned.part) if sides is None else lambda: sides
+            self.encoder.add(scanned.draft, load)
         if row.begun and not row.blocks_left:
             self.encoder.end(partial(_remember, row))
 
@@ -278,7 +280,7 @@ class _Run:
         """A block without changes takes nothing, unless its piece is whole, where all blocks are written."""
         if whole:
             part = block_part(-1, row.source, row.tensor, block)
-            self.encoder.add(whole_draft(part.count), partial(self.scanner.load, part))
+            self.encoder.add(whole_draft(part.elements), partial(self.scanner.load, part))
         else:
             self.encoder.add(None, None)
 

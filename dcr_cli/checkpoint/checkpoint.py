@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dcr_cli.checkpoint.digest import ObjectHasher, object_digest
 from dcr_cli.checkpoint.folder import Files, Identity, check_same, is_skipped, pattern_of, scan, skip_hint
@@ -39,8 +39,7 @@ MAX_SIDECARS_BYTES = 1 << 30
 _SECOND_COPIES = ("consolidated*", "*.bin", "*.pt", "*.pth", "*.gguf", "original/")
 
 
-@dataclass(frozen=True, slots=True)
-class Tensor:
+class Tensor(NamedTuple):
     """A tensor and where it is: `bytes` bytes from byte `begin` of the file of shard number `shard`."""
 
     name: str

@@ -39,7 +39,7 @@ def load_json(data: bytes, what: str, make_object: Callable[[list[tuple[str, Any
             text,
             object_pairs_hook=make_object,
             # A call for every integer is a third of the time, and nearly no text has one that needs it.
-            parse_int=_integer if _ODD_INTEGER.search(text) else int,
+            parse_int=_integer if _has_odd_integers(data) else int,
             parse_float=_float,
             parse_constant=_constant,
         )
@@ -65,8 +65,12 @@ def plain_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return members
 
 
-# What might be a negative zero, or not fit 64 bits.
-_ODD_INTEGER = re.compile(r"-0|[0-9]{19}")
+_ALL_DIGITS_ALIKE = bytes.maketrans(b"123456789", b"000000000")
+
+
+def _has_odd_integers(data: bytes) -> bool:
+    """Whether there might be a negative zero, or an integer that does not fit 64 bits."""
+    return b"-0" in data or b"0" * 19 in data.translate(_ALL_DIGITS_ALIKE)
 
 
 def _integer(text: str) -> int | float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,10 +27,11 @@ TOGETHER_PARTS = 8
 SAMPLE_BYTES = 4096
 # For `auto`, a tensor of at most this many bytes is sent whole: no coding of it is worth its own head.
 WHOLE_BYTES = 16
+# Tensors no further apart than this in a file are read in one go.
+NEAR_BYTES = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(NamedTuple):
     """One block of a tensor: compared, or new (no base), or only digested as part of the base (no target).
 
     `row` is the caller's number for the tensor.
@@ -39,7 +41,7 @@ class Part:
     base: Tensor | None
     target: Tensor | None
     start: int
-    count: int
+    elements: int
 
     @property
     def tensor(self) -> Tensor:
@@ -51,17 +53,18 @@ class Part:
     @property
     def bytes(self) -> int:
         """Bytes of one side."""
-        return self.count * self.tensor.dtype.width
+        return self.elements * self.tensor.dtype.width
 
 
-@dataclass(frozen=True, slots=True)
-class Scanned:
-    """What a part added to the digests of its two sides, and its draft where something changed."""
+class Scanned(NamedTuple):
+    """What a part added to the digests of its two sides, its draft where something changed, and both sides' elements
+    where they are few and will be asked for."""
 
     part: Part
     base_digest: NDArray[np.uint32]
     target_digest: NDArray[np.uint32]
     draft: Draft | None
+    sides: tuple[Elements, Elements] | None = None
 
 
 class _Side:
@@ -76,17 +79,28 @@ class _Side:
         return _read(self._reader, tensor, part, self._buffer)
 
     def read_together(self, tensors: Sequence[Tensor]) -> _Together | None:
-        """All of several tensors in one read, until the next call; None where they do not lie close together."""
-        shard = tensors[0].shard
-        begins = np.array([tensor.begin for tensor in tensors], np.uint64)
-        ends = begins + np.array([tensor.bytes for tensor in tensors], np.uint64)
-        first, last = int(begins.min()), int(ends.max())
-        if last - first > len(self._buffer) or any(tensor.shard != shard for tensor in tensors):
+        """All of several tensors, until the next call, in one read for those that lie close together; None where they
+        do not fit the buffer."""
+        spots = np.array([(tensor.shard, tensor.begin, tensor.bytes) for tensor in tensors], np.int64)
+        shards, begins, sizes = spots.T
+        order = np.lexsort((begins, shards))
+        # A run of tensors ends where the next one is in another shard, or further away than a read is worth.
+        ends = (begins + sizes)[order]
+        is_first = np.ones(len(order), np.bool_)
+        is_first[1:] = (np.diff(shards[order]) != 0) | (begins[order][1:] - ends[:-1] > NEAR_BYTES)
+        firsts = np.flatnonzero(is_first)
+        starts, stops = begins[order][firsts], ends[np.append(firsts[1:], len(order)) - 1]
+        places = np.cumsum(stops - starts)
+        if places[-1] > len(self._buffer):
             return None
-        data = self._buffer[: last - first]
-        self._reader.read_shard_into(shard, first, data)
-        begins, ends = begins - np.uint64(first), ends - np.uint64(first)
-        return _Together(data, begins, ends, kernels.digest_spans(data, begins, ends))
+        places -= stops - starts
+        for shard, start, stop, place in zip(shards[order][firsts], starts, stops, places, strict=True):
+            self._reader.read_shard_into(int(shard), int(start), self._buffer[place : place + stop - start])
+        moved = np.empty_like(begins)
+        moved[order] = begins[order] + np.repeat(places - starts, np.diff(np.append(firsts, len(order))))
+        new_begins, new_ends = moved.astype(np.uint64), (moved + sizes).astype(np.uint64)
+        digests = kernels.digest_spans(self._buffer, new_begins, new_ends)
+        return _Together(self._buffer, new_begins, new_ends, digests)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +114,7 @@ class _Together:
 
     def tensor_bytes(self) -> list[bytes]:
         """Each tensor's bytes."""
-        data = self.data.tobytes()
+        data = self.data[: int(self.ends.max())].tobytes()
         return [data[begin:end] for begin, end in zip(self.begins.tolist(), self.ends.tolist(), strict=True)]
 
 
@@ -139,14 +153,22 @@ class Scanner:
             return None
         rows = zip(parts, old.tensor_bytes(), new.tensor_bytes(), old.digests, new.digests, strict=True)
         return [
-            Scanned(part, old_digest, new_digest, self._draft(part, before, after) if before != after else None)
+            self._scanned(part, before, after, old_digest, new_digest)
+            if before != after
+            else Scanned(part, old_digest, new_digest, None)
             for part, before, after, old_digest, new_digest in rows
         ]
 
-    def _draft(self, part: Part, before: bytes, after: bytes) -> Draft | None:
-        """The draft of a part that changed."""
+    def _scanned(
+        self, part: Part, before: bytes, after: bytes, old_digest: NDArray[np.uint32], new_digest: NDArray[np.uint32]
+    ) -> Scanned:
+        """What is known of a part that changed."""
         dtype = uint_dtype(part.tensor.dtype.width)
-        return self._compare(part, np.frombuffer(before, dtype), np.frombuffer(after, dtype)).draft
+        old, new = np.frombuffer(before, dtype), np.frombuffer(after, dtype)
+        if not self.is_sent_whole(part.tensor):
+            return Scanned(part, old_digest, new_digest, self._compare(part, old, new).draft)
+        draft = Draft(int(np.count_nonzero(old != new)), part.elements, None, 0, None)
+        return Scanned(part, old_digest, new_digest, draft, (old, new) if part.bytes <= WHOLE_BYTES else None)
 
     def _compare(self, part: Part, old: Elements, new: Elements) -> Compared:
         is_whole, allowed, dtype = self.is_sent_whole(part.tensor), self._allowed, part.tensor.dtype
@@ -164,7 +186,7 @@ class Scanner:
         base_digest = kernels.digest(old, offset) if old is not None else no_digest()
         if new is None:
             return Scanned(part, base_digest, no_digest(), None)
-        return Scanned(part, base_digest, kernels.digest(new, offset), whole_draft(part.count))
+        return Scanned(part, base_digest, kernels.digest(new, offset), whole_draft(part.elements))
 
     def load(self, part: Part) -> tuple[Elements, Elements]:
         """Both sides of a part again, in memory of their own; an absent base is empty."""
