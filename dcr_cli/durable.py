@@ -26,6 +26,7 @@ from dcr_cli.errors import ConflictError, DamagedError, LocalError
 hooks: list[Callable[[str, str, str], None]] = []
 
 NEW_FILE_MODE = 0o644
+NEW_FOLDER_MODE = 0o755
 PRIVATE_FILE_MODE = 0o600
 PRIVATE_FOLDER_MODE = 0o700
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -305,7 +306,7 @@ class Folder:
         with translating(self.path / name, "cannot be made a link"), self._parent(name) as (fd, last):
             os.symlink(text, last, dir_fd=fd)
 
-    def make_folder(self, name: str, mode: int = 0o755, *, exist_ok: bool = False) -> bool:
+    def make_folder(self, name: str, mode: int = NEW_FOLDER_MODE, *, exist_ok: bool = False) -> bool:
         """Create a folder; False if it was there. Its name is durable after its parent's `sync`."""
         if exist_ok and (status := self.status(name)) is not None:
             if not stat.S_ISDIR(status.st_mode):

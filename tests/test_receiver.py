@@ -24,8 +24,8 @@ from dcr_cli.checkpoint.checkpoint import open_checkpoint
 from dcr_cli.checkpoint.digest import State
 from dcr_cli.durable import open_folder
 from dcr_cli.errors import ConflictError, DamagedError, DcrError, IncompleteError, LocalError, WrongBaseError
+from dcr_cli.locking import lock
 from dcr_cli.process import Stopped, signals_raised
-from dcr_cli.receiver.locking import lock
 from dcr_cli.receiver.receiver import Marker, decode_marker, encode_marker
 from dcr_cli.receiver.record import Record, read_record
 from faults import StoppedError, watching

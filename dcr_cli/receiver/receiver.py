@@ -7,7 +7,6 @@ What a change is, and whether it can be finished, is change.py's business; fresh
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
@@ -20,10 +19,10 @@ from numpy.typing import NDArray
 from dcr_cli.checkpoint.checkpoint import IN_PROGRESS, STATE_FOLDER, FileDigest, Shard, Tensor
 from dcr_cli.checkpoint.digest import DIGEST_BYTES, State, blake3_text, object_digest, parse_blake3
 from dcr_cli.checkpoint.header import DTYPES, parse_header, strict_json
-from dcr_cli.durable import Folder
-from dcr_cli.errors import DamagedError, DcrError, LocalError, UnsupportedError
+from dcr_cli.durable import PRIVATE_FOLDER_MODE, Folder
+from dcr_cli.errors import DamagedError, DcrError, UnsupportedError
+from dcr_cli.locking import lock_folder
 from dcr_cli.receiver.journal import Chunk
-from dcr_cli.receiver.locking import Lock, lock
 from dcr_cli.receiver.plan import Base
 
 MARKER_FORMAT = 1
@@ -32,7 +31,6 @@ MARKER = IN_PROGRESS.rpartition("/")[2]
 BASE_NAME = "base"
 _MARKER_LIMIT = 1 << 20
 _BASE_LIMIT = 1 << 40
-_PRIVATE = 0o700
 _REPAIR = "start again from a full copy of a checkpoint"
 
 Digests = NDArray[np.uint8]
@@ -70,30 +68,10 @@ class Receiver:
 
     def __init__(self, root: Folder) -> None:
         self.root = root
-        while not self._open():
-            pass
+        locked = lock_folder(root, STATE_FOLDER, LOCK, PRIVATE_FOLDER_MODE)
+        self.home, self._lock, self.was_made = locked.folder, locked.lock, locked.was_made
         self.is_marked = False
         self.has_record = not self.was_made
-
-    def _open(self) -> bool:
-        """Make and lock the state folder; False if another process, which had nothing to keep there, removed it."""
-        self.was_made = self.root.make_folder(STATE_FOLDER, _PRIVATE, exist_ok=True)
-        try:
-            self.home = self.root.open_folder(STATE_FOLDER)
-        except LocalError:
-            if self.root.status(STATE_FOLDER) is not None:
-                raise
-            return False
-        try:
-            self._lock: Lock = lock(self.home, LOCK)
-        except BaseException as error:
-            status, own = self.root.status(STATE_FOLDER), os.fstat(self.home.fd)
-            self.home.close()
-            is_there = status is not None and (status.st_dev, status.st_ino) == (own.st_dev, own.st_ino)
-            if is_there or not isinstance(error, LocalError):
-                raise
-            return False
-        return True
 
     def __enter__(self) -> Self:
         return self
@@ -136,7 +114,7 @@ class Receiver:
         """Make the folders for a change. Whatever lay in them is removed first."""
         self.clear()
         for name in (STAGE, JOURNAL):
-            self.home.make_folder(name, _PRIVATE)
+            self.home.make_folder(name, PRIVATE_FOLDER_MODE)
         self.home.sync()
 
     def clear(self) -> None:
