@@ -97,10 +97,10 @@ def diff(
 ) -> DiffResult:
     """Compare checkpoint `target` with checkpoint `base`; with `output`, write the delta there.
 
-    `output` must not exist, or be an empty folder, or hold a delta that was never finished; it is complete when its
-    commit.json is there. Without it the same work is done and nothing is written. Memory does not depend on the size
-    of the checkpoints. Raises NotFoundError, DamagedError, ConflictError (a source changed while it was read, the
-    output is taken), LocalError, UsageError.
+    `output` must not exist, or be an empty folder, or hold a delta that was never finished and that nobody is writing;
+    it is complete when its commit.json is there. Without it the same work is done and nothing is written. Memory does
+    not depend on the size of the checkpoints. Raises NotFoundError, DamagedError, ConflictError (a source changed while
+    it was read, the output is taken), LocalError, UsageError.
     """
     if encoding not in ALLOWED:
         raise UsageError("encoding", f"one of {', '.join(ALLOWED)} expected, found {encoding!r}")

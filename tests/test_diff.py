@@ -15,7 +15,7 @@ import pytest
 from dcr_cli import durable
 from dcr_cli.delta.encoder import PieceEncoder
 from dcr_cli.diff import DiffResult, diff
-from dcr_cli.errors import ConflictError, DamagedError, NotFoundError, UsageError
+from dcr_cli.errors import ConflictError, DamagedError, LocalError, NotFoundError, UsageError
 from second_reader import apply_delta, read_delta
 from strategies import TensorData, Tensors, tensor_of, with_changes, write_checkpoint
 
@@ -275,6 +275,10 @@ def test_nothing_but_a_delta_is_ever_removed(tiny_pair: tuple[Path, Path], tmp_p
     with pytest.raises(ConflictError, match="not empty"):
         diff(*tiny_pair, tmp_path / "delta")
     assert (tmp_path / "delta" / "payloads" / "thesis.txt").read_text() == "precious"
+    (tmp_path / "other" / "manifest.zst" / "notes").mkdir(parents=True)
+    with pytest.raises(ConflictError, match="not empty"):
+        diff(*tiny_pair, tmp_path / "other")
+    assert (tmp_path / "other" / "manifest.zst" / "notes").exists()
     around = tmp_path / "around"
     around.mkdir()
     tiny_pair[0].rename(around / "payloads")
@@ -282,6 +286,58 @@ def test_nothing_but_a_delta_is_ever_removed(tiny_pair: tuple[Path, Path], tmp_p
     with pytest.raises(UsageError, match="around the checkpoint"):
         diff(around / "payloads", tiny_pair[1], around)
     assert folder_bytes(around) == before
+
+
+@pytest.mark.parametrize("step", ["payloads/000000.safetensors", "manifest.zst", "digests.zst", "commit.json.new"])
+def test_two_at_once_cannot_write_one_delta(tiny_pair: tuple[Path, Path], tmp_path: Path, step: str) -> None:
+    base, target = tiny_pair
+    refused = []
+
+    def run_another(kind: str, path: str, other: str) -> None:
+        if kind == "create" and path.endswith(step):
+            with pytest.raises(ConflictError, match="another dcr holds it") as caught:
+                diff(target, base, tmp_path / "delta")
+            refused.append(caught.value.hint)
+
+    durable.hooks.append(run_another)
+    try:
+        diff(base, target, tmp_path / "delta")
+    finally:
+        durable.hooks.remove(run_another)
+    assert refused == ["try again later"]
+    diff(base, target, tmp_path / "alone")
+    assert folder_bytes(tmp_path / "delta") == folder_bytes(tmp_path / "alone")
+
+
+def test_what_a_run_did_not_write_outlives_its_failure(tiny_pair: tuple[Path, Path], tmp_path: Path) -> None:
+    def fail(kind: str, path: str, other: str) -> None:
+        if kind == "create" and path.endswith("manifest.zst"):
+            (tmp_path / "delta" / "payloads" / "thesis.txt").write_text("precious")
+            raise KeyboardInterrupt
+
+    durable.hooks.append(fail)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            diff(*tiny_pair, tmp_path / "delta")
+    finally:
+        durable.hooks.remove(fail)
+    assert folder_bytes(tmp_path / "delta") == {"payloads/thesis.txt": b"precious"}
+
+
+def test_the_output_is_a_folder_in_a_folder(tiny_pair: tuple[Path, Path], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    for output in ("file", "file/delta"):
+        with pytest.raises(UsageError, match="file is a file; a delta is a folder") as taken:
+            diff(*tiny_pair, tmp_path / output)
+        assert taken.value.hint == "choose another name for the delta"
+    assert (tmp_path / "file").read_text() == "mine"
+    with pytest.raises(LocalError, match=r"there is no folder .*a/b c") as missing:
+        diff(*tiny_pair, tmp_path / "a" / "b c" / "delta")
+    assert missing.value.hint == f"mkdir -p '{tmp_path}/a/b c'"
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "link").symlink_to("elsewhere")
+    diff(*tiny_pair, tmp_path / "link")
+    assert (tmp_path / "elsewhere" / "commit.json").exists()
 
 
 @pytest.mark.parametrize("side", [0, 1])
