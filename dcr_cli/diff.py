@@ -16,12 +16,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dcr_cli.checkpoint.checkpoint import Checkpoint, FileDigest, Reader, Tensor, open_checkpoint
+from dcr_cli.checkpoint.checkpoint import SIDECAR, Checkpoint, FileDigest, Reader, Tensor, open_checkpoint
 from dcr_cli.checkpoint.digest import State, add, content_digest, digest_bytes, files_digest, no_digest
 from dcr_cli.delta.choice import ALLOWED, Allowed, Choice
 from dcr_cli.delta.encoder import PieceEncoder
 from dcr_cli.delta.encoding import BLOCK_BYTES, Encoding, block_elements, encode_whole
-from dcr_cli.delta.manifest import FileRow, Manifest, Piece, Run, TensorRow
+from dcr_cli.delta.manifest import FileRow, Manifest, Piece, RemovedFile, Run, TensorRow
 from dcr_cli.delta.matching import Matching, match
 from dcr_cli.delta.output import DeltaOutput
 from dcr_cli.delta.scan import (
@@ -163,7 +163,7 @@ class _Run:
         file_rows, base_files, target_files = self._files()
         self.base_reader.check_unchanged()
         self.target_reader.check_unchanged()
-        manifest = self._manifest(file_rows)
+        manifest = self._manifest(file_rows, base_files)
         base_state, target_state = self._states(base_files, target_files)
         tensor_digests = [digest_bytes(row.target_digest) for row in self.rows]
         self.sink.finish(manifest, tensor_digests, base_state, target_state)
@@ -304,7 +304,7 @@ class _Run:
             writer.add_block(encode_whole(np.frombuffer(data[start : start + BLOCK_BYTES], np.uint8)), None)
         return writer.end_piece()
 
-    def _manifest(self, files: list[FileRow]) -> Manifest:
+    def _manifest(self, files: list[FileRow], base_files: list[FileDigest]) -> Manifest:
         tensors = []
         for row in self.rows:
             origin = row if row.twin is None else self.rows[row.twin]
@@ -318,7 +318,14 @@ class _Run:
             source = row.source.name if row.source is not None else None
             tensors.append(TensorRow(row.tensor.name, row.tensor.dtype.name, row.tensor.shape, source, pieces, digest))
         removed = tuple(t.name for t in self.base.tensors if t.name not in self.target.by_name)
-        return Manifest(tuple(tensors), removed, tuple(files), self.sink.writer.finish(), self.target.skipped)
+        kept = {row.path for row in files}
+        removed_files = (
+            RemovedFile(facts.path, facts.blake3)
+            for facts in base_files
+            if facts.kind == SIDECAR and facts.path not in kept
+        )
+        payloads = self.sink.writer.finish()
+        return Manifest(tuple(tensors), removed, tuple(files), tuple(removed_files), payloads, self.target.skipped)
 
     def _states(self, base_files: list[FileDigest], target_files: list[FileDigest]) -> tuple[State, State]:
         base = content_digest((t.name, t.dtype.name, t.shape, self.base_digests[t.name]) for t in self.base.tensors)

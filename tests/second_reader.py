@@ -133,6 +133,7 @@ class Delta:
     tensors: tuple[TargetTensor, ...]
     files: tuple[TargetFile, ...]
     removed: tuple[str, ...]
+    removed_files: dict[str, bytes]
 
 
 # Section 1: JSON, safetensors files, zstd frames, bit streams.
@@ -460,7 +461,8 @@ def read_delta(folder: str | Path) -> Delta:
     require(is_canonical(removed), "order of removed [32]")
     require(not {tensor.name for tensor in target_tensors} & set(removed), "removed and in the target [32]")
     base, target = (State(commit[side]["content"], commit[side]["files"]) for side in ("base", "target"))
-    return Delta(base, target, target_tensors, files, tuple(removed))
+    removed_files = read_removed_files(columns, [file.path for file in files])
+    return Delta(base, target, target_tensors, files, tuple(removed), removed_files)
 
 
 def read_payload(folder: Path, index: int, named: tuple[int, bytes]) -> tuple[dict[int, list[list[int]]], bytes]:
@@ -607,6 +609,17 @@ def read_files(columns: Columns, runs: Iterator[Run]) -> tuple[TargetFile, ...]:
         own = take_runs(runs, count, max(1, -(-size // BLOCK_BYTES)) if count else 0)
         files.append(TargetFile(path, kind, size, digest, own))
     return tuple(files)
+
+
+def read_removed_files(columns: Columns, paths: list[str]) -> dict[str, bytes]:
+    """Read which sidecars of the base the target has not, each with its blake3."""
+    removed = columns.texts("removed.file")
+    digests = columns.digests("removed.blake3", 32, len(removed))
+    require(all(map(is_safe, removed)), "a removed path is not safe [43]")
+    require(is_canonical(removed) and not set(removed) & set(paths), "removed.file [44]")
+    suffixes = (".safetensors", ".safetensors.index.json")
+    require(not any(path.endswith(suffixes) for path in removed if "/" not in path), "removed.file [44]")
+    return dict(zip(removed, digests, strict=True))
 
 
 # Section 5: blocks.
@@ -908,6 +921,10 @@ def apply_delta(
     require(State(digest_content(base_records), digest_files(base_file_records)) == delta.base, "the base [78]")
     names = {tensor.name for tensor in delta.tensors}
     require(base.keys() - names == set(delta.removed), "removed [80]")
+    paths = {file.path for file in delta.files}
+    gone = {path: data for path, (kind, data) in base_files.items() if kind == SIDECAR and path not in paths}
+    digests = {path: blake3.blake3(data).digest() for path, data in gone.items()}
+    require(digests == delta.removed_files, "removed.file and removed.blake3 [81]")
     tensors = {tensor.name: (tensor.dtype.name, tensor.shape, apply_tensor(tensor, base)) for tensor in delta.tensors}
     files = {file.path: apply_file(file, base_files) for file in delta.files}
 

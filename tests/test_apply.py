@@ -277,6 +277,38 @@ class TestOwnShards:
             apply(rich_pair[2], receiver)
         check_untouched(receiver, before, names)
 
+    @pytest.mark.parametrize("way", WAYS)
+    def test_a_file_that_the_target_has_not_goes(
+        self, rich_pair: tuple[Path, Path, Path], receiver: Path, tmp_path: Path, way: str
+    ) -> None:
+        (receiver / "old").mkdir()
+        (receiver / "old/notes.txt").write_bytes(b"old")
+        found, _ = apply_by(way, rich_pair[2], receiver, tmp_path / "work")
+        assert "mine.txt" in tree(found)
+        assert "old" not in os.listdir(found)
+        assert verify(found, against=rich_pair[1], skip=["mine.txt"]).matches
+        assert apply(rich_pair[2], found).foreign == ("mine.txt",)
+
+    def test_a_file_that_goes_has_to_be_the_bases(self, rich_pair: tuple[Path, Path, Path], receiver: Path) -> None:
+        (receiver / "old").mkdir()
+        (receiver / "old/notes.txt").write_bytes(b"my own notes")
+        before, names = tree(receiver), names_below(receiver)
+        with pytest.raises(WrongBaseError, match=r"old/notes\.txt: is another than the base's"):
+            apply(rich_pair[2], receiver)
+        check_untouched(receiver, before, names)
+
+    def test_nothing_but_a_file_goes(self, tmp_path: Path) -> None:
+        tensors = tiny_tensors()[0]
+        base = write_checkpoint(tmp_path / "base", tensors, sidecars={"old.txt": b"old", "kept.txt": b""})
+        target = write_checkpoint(tmp_path / "target", tensors, sidecars={"kept.txt": b""})
+        own = write_checkpoint(tmp_path / "own", tensors, shards=3, sidecars={"old.txt": b"old", "kept.txt": b""})
+        delta = make_delta(base, target, tmp_path / "delta")
+        result = apply(delta, own)
+        assert (result.already, result.files_changed, result.foreign) == (False, ("old.txt",), ())
+        assert verify(own).matches and verify(own, against=target).matches
+        (own / "old.txt").write_bytes(b"another one")
+        assert apply(delta, own).foreign == ("old.txt",)
+
     def test_it_is_not_exact_later_either(self, rich_pair: tuple[Path, Path, Path], receiver: Path) -> None:
         assert not apply(rich_pair[2], receiver).exact
         again = apply(rich_pair[2], receiver)
@@ -311,6 +343,14 @@ class TestOwnShards:
         apply(make_delta(base, target, tmp_path / "delta"), own)
         assert verify(own, against=target).matches
         assert len(open_checkpoint(own).shards) == 3
+
+    def test_a_file_of_the_users_beside_one_that_goes(self, rich_pair: tuple[Path, Path, Path], tmp_path: Path) -> None:
+        base, target, delta = rich_pair
+        receiver = fresh_copy(base, tmp_path / "receiver")
+        (receiver / "notes.txt").write_text("mine")
+        result = apply(delta, receiver)
+        assert (result.exact, result.foreign) == (True, ("notes.txt",))
+        assert tree(receiver) == {**tree(target), "notes.txt": b"mine"}
 
     def test_a_file_of_the_users_does_not_make_other_shards(
         self, rich_pair: tuple[Path, Path, Path], tmp_path: Path

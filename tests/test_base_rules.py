@@ -12,7 +12,7 @@ import pytest
 from dcr_cli.apply import apply
 from dcr_cli.checkpoint.digest import State, content_digest, files_digest, object_digest
 from dcr_cli.delta.commit import Commit, decode_commit, encode_commit, open_digests, open_manifest
-from dcr_cli.delta.manifest import FileRow, Manifest, TensorRow, encode_digests, encode_manifest
+from dcr_cli.delta.manifest import FileRow, Manifest, RemovedFile, TensorRow, encode_digests, encode_manifest
 from dcr_cli.diff import diff
 from dcr_cli.errors import DamagedError, DcrError, WrongBaseError
 from strategies import Tensors, tensor_of, with_changes, write_checkpoint
@@ -32,11 +32,12 @@ TARGET: Tensors = {
     "x": with_changes(BASE["x"], [1]),
 }
 SIDECARS = {"config.json": b"{}", "notes.txt": b"same in both"}
+OLD = RemovedFile("old.txt", object_digest(b"gone"))
 
 
 @pytest.fixture
 def delta(tmp_path: Path) -> Path:
-    write_checkpoint(tmp_path / "base", BASE, shards=2, sidecars=SIDECARS)
+    write_checkpoint(tmp_path / "base", BASE, shards=2, sidecars={**SIDECARS, OLD.path: b"gone"})
     write_checkpoint(tmp_path / "target", TARGET, shards=2, sidecars={**SIDECARS, "config.json": b'{"a": 1}'})
     diff(tmp_path / "base", tmp_path / "target", tmp_path / "delta", encoding="context")
     return tmp_path / "delta"
@@ -51,7 +52,14 @@ def rewrite(
     """Change what a delta says, and make all digests over it fit again."""
     old = decode_commit((delta / "commit.json").read_bytes(), "commit")
     opened = open_manifest(old, (delta / "manifest.zst").read_bytes(), "manifest")
-    plain = Manifest(tuple(opened.tensors), opened.removed, tuple(opened.files), tuple(opened.payloads), opened.skipped)
+    plain = Manifest(
+        tuple(opened.tensors),
+        opened.removed,
+        tuple(opened.files),
+        tuple(opened.removed_files),
+        tuple(opened.payloads),
+        opened.skipped,
+    )
     rows = open_digests(old, opened, (delta / "digests.zst").read_bytes(), "digests")
     changed = manifest(plain)
     copies = digests([bytes(row) for row in np.asarray(rows)])
@@ -144,6 +152,12 @@ def test_rule_80_removed_are_the_tensors_that_the_target_has_not(delta: Path, re
 def test_rule_81_a_file_without_runs_is_the_bases(delta: Path, change: dict[str, object]) -> None:
     rewrite(delta, with_file("notes.txt", **change))
     refused(delta, DamagedError, "notes.txt")
+
+
+@pytest.mark.parametrize("removed", [(), (RemovedFile("old.txt", bytes(32)),), (OLD, RemovedFile("zz.txt", bytes(32)))])
+def test_rule_81_removed_files_are_those_that_the_target_has_not(delta: Path, removed: tuple[RemovedFile, ...]) -> None:
+    rewrite(delta, lambda old: dataclasses.replace(old, removed_files=removed))
+    refused(delta, DamagedError, "files of the base that the target has not")
 
 
 def test_rule_82_the_changed_elements_add_up(delta: Path) -> None:

@@ -324,7 +324,7 @@ def test_rule_22_columns_are_as_long_as_they_should(name: str) -> None:
         refused_manifest(broken | {name: column}, "rows|adds? up to|pieces")
 
 
-@pytest.mark.parametrize("name", ["tensor.name", "source", "removed", "file.path", "skipped"])
+@pytest.mark.parametrize("name", ["tensor.name", "source", "removed", "file.path", "removed.file", "skipped"])
 def test_rule_23_lengths_of_texts(name: str) -> None:
     length = int(columns()[f"{name}.lengths"][0])
     for other in (length - 1, length + 1):
@@ -558,6 +558,7 @@ def test_rule_42_blocks_of_a_piece() -> None:
 def test_rule_43_paths_are_safe(path: str) -> None:
     rest = [row.path.encode() for row in MANIFEST.files[1:]]
     refused_manifest(with_texts("file.path", *sorted([path.encode(), *rest])), "unsafe name")
+    refused_manifest(with_texts("removed.file", *sorted([path.encode(), b"vocab.txt"])), "unsafe name")
 
 
 def test_rule_44_paths_are_in_order_and_apart() -> None:
@@ -566,6 +567,12 @@ def test_rule_44_paths_are_in_order_and_apart() -> None:
     refused_manifest(with_texts("file.path", b"a", shard, weight_map, weight_map), "canonical order")
     refused_manifest(with_texts("file.path", b"a", shard, weight_map, b"model.safetensors/x"), "canonical order|folder")
     refused_manifest(with_texts("file.path", b"a", b"a/b/model.safetensors", weight_map, b"x"), "folder of another")
+    refused_manifest(with_texts("removed.file", b"vocab.txt", b"old/notes.txt"), "canonical order")
+    refused_manifest(with_texts("removed.file", b"vocab.txt", b"vocab.txt"), "canonical order")
+    refused_manifest(with_texts("removed.file", b"config.json", b"vocab.txt"), "config.json is removed and in the")
+    for name in (b"a.safetensors", b"a.safetensors.index.json"):
+        refused_manifest(with_texts("removed.file", name, b"vocab.txt"), "cannot be a sidecar")
+        decode_manifest(document(with_texts("removed.file", b"sub/" + name, b"vocab.txt")), None, "manifest.zst")
 
 
 def test_rule_45_kinds_fit_names() -> None:

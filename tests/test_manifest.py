@@ -19,6 +19,7 @@ from dcr_cli.delta.manifest import (
     Manifest,
     PayloadRow,
     Piece,
+    RemovedFile,
     Run,
     TensorRow,
     decode_digests,
@@ -29,7 +30,7 @@ from dcr_cli.delta.manifest import (
 from dcr_cli.errors import DamagedError, UnsupportedError
 from documents import DIGEST, DIGESTS, MANIFEST, commit
 
-EMPTY = Manifest((), (), (), (), ())
+EMPTY = Manifest((), (), (), (), (), ())
 
 
 def round_trip(manifest: Manifest) -> Manifest:
@@ -56,7 +57,7 @@ def large_manifest(tensors: int, seed: int = 1) -> Manifest:
         offset += size
     payloads = tuple(PayloadRow(67_000_000, rnd.randbytes(32)) for _ in range(payload + 1))
     files = (FileRow("model.safetensors", 1, 9_000, rnd.randbytes(32), ()),)
-    return Manifest(tuple(rows), (), files, payloads, ())
+    return Manifest(tuple(rows), (), files, (), payloads, ())
 
 
 NAMES = st.text(max_size=8)
@@ -127,7 +128,10 @@ def manifests(draw: st.DrawFn) -> Manifest:
         )
         for path in paths
     )
-    return Manifest(tensors, ("~", "~~"), files, tuple(payloads), tuple(draw(st.lists(NAMES, max_size=2))))
+    gone = sorted(draw(st.sets(st.sampled_from(["a", "b", "\u00e9/c.safetensors", "y"]))) - {*paths})
+    removed_files = tuple(RemovedFile(path, draw(st.binary(min_size=32, max_size=32))) for path in gone)
+    skipped = tuple(draw(st.lists(NAMES, max_size=2)))
+    return Manifest(tensors, ("~", "~~"), files, removed_files, tuple(payloads), skipped)
 
 
 @given(manifests())

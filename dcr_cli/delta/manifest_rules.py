@@ -219,8 +219,9 @@ def _check_pieces(tables: Tables, elements: Numbers, widths: Numbers, piece_elem
 def _check_files(tables: Tables, what: str) -> None:
     columns, paths = tables.columns, tables.paths
     kinds, sizes, runs = columns["file.kind"], columns["file.size"], columns["file.runs"]
-    for path in paths:
+    for path in (*paths, *tables.removed_paths):
         safe_path(path, what)
+    _check_removed_files(tables, what)
     clash = _folders(paths).intersection(paths)
     if clash:
         raise DamagedError(what, f"file {shown(min(clash))} is also the folder of another")
@@ -251,6 +252,15 @@ def _check_files(tables: Tables, what: str) -> None:
         lambda i: f"file {shown(paths[i])}: its runs have {blocks[i]} blocks, {expected[i]} expected",
         what,
     )
+
+
+def _check_removed_files(tables: Tables, what: str) -> None:
+    kept = set(tables.removed_paths).intersection(tables.paths) if tables.removed_paths else ()
+    if kept:
+        raise DamagedError(what, f"file {shown(min(kept))} is removed and in the target")
+    for path in tables.removed_paths:
+        if "/" not in path and path.endswith((SHARD_SUFFIX, WEIGHT_MAP_SUFFIX)):
+            raise DamagedError(what, f"file {shown(path)} is removed, but cannot be a sidecar")
 
 
 def _check_runs(tables: Tables, what: str) -> None:

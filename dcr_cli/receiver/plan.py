@@ -290,7 +290,22 @@ def _plan_files(base: Base, manifest: Manifest, *, is_exact: bool) -> tuple[tupl
         facts = "is another than the base's" if lacking[0] in held else "is in the base, but not here"
         hint = "put the base's file there; the delta does not carry it, since it did not change"
         raise WrongBaseError(f"file {shown(lacking[0])}", facts, hint=hint)
-    # A receiver with shards of its own may have files of its own too; the base's files are not known there.
-    kept = {row.path for row in rows}
-    removed = tuple(path for path in held if path not in kept) if is_exact else ()
-    return written, removed
+    return written, _removed_files(base, manifest, is_exact=is_exact)
+
+
+def _removed_files(base: Base, manifest: Manifest, *, is_exact: bool) -> tuple[str, ...]:
+    """Say which files beside the shards go: of a receiver with shards of its own, which may have files of its own too,
+    only those that the delta names."""
+    gone = {file.path: file.blake3 for file in manifest.removed_files}
+    sidecars = {file.path: file.blake3 for file in base.files if file.kind == SIDECAR}
+    if is_exact:
+        kept = {row.path for row in manifest.files}
+        if {path: blake3 for path, blake3 in sidecars.items() if path not in kept} != gone:
+            raise DamagedError("manifest", "does not name the files of the base that the target has not")
+        return tuple(file.path for file in base.files if file.kind != SHARD and file.path not in kept)
+    removed = tuple(path for path in sidecars if path in gone)
+    for path in removed:
+        if sidecars[path] != gone[path]:
+            hint = "move it away to keep it; the delta removes the base's file of this name"
+            raise WrongBaseError(f"file {shown(path)}", "is another than the base's", hint=hint)
+    return removed

@@ -74,7 +74,8 @@ def final_files(job: Job, plan: Plan, files: NewFiles) -> list[FileDigest]:
     """The files of the receiver when the plan is carried out, in canonical order."""
     if plan.is_exact:
         return [FileDigest(row.path, row.kind, row.size, row.blake3) for row in job.target.delta.manifest.files]
-    final = {file.path: file for file in job.base.files if file.kind != SHARD}
+    gone = set(plan.removed_files)
+    final = {file.path: file for file in job.base.files if file.kind != SHARD and file.path not in gone}
     final |= {row.path: FileDigest(row.path, SIDECAR, row.size, row.blake3) for row in files.rows}
     if files.weight_map is not None:
         path, text = files.weight_map

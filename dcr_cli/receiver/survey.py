@@ -62,7 +62,8 @@ def survey(root: Folder, reader: Reader, checkpoint: Checkpoint, target: Target)
     record = _record(root)
     known = _known(record, checkpoint)
     target_paths = {row.path for row in manifest.files}
-    candidates = [target_paths]
+    removed = {(gone.path, gone.blake3) for gone in manifest.removed_files}
+    candidates = [target_paths, target_paths.union(path for path, _ in removed)]
     if record is not None:
         candidates.append({file.path for file in record.files})
     base_files = match_files(files, commit.base.files, candidates)
@@ -77,7 +78,13 @@ def survey(root: Folder, reader: Reader, checkpoint: Checkpoint, target: Target)
         held = {file.path: file.blake3 for file in files if file.kind == SIDECAR}
         carried = [row for row in manifest.files if row.kind == SIDECAR and row.runs]
         is_target = all(held.get(row.path) == row.blake3 for row in carried)
-    own = {file.path for file in base_files} if base_files is not None else target_paths
+        is_target = is_target and removed.isdisjoint(held.items())
+    if base_files is not None:
+        own = {file.path for file in base_files}
+    elif is_target:
+        own = target_paths
+    else:
+        own = target_paths.union(file.path for file in files if (file.path, file.blake3) in removed)
     foreign = [file.path for file in files if file.kind == SIDECAR and file.path not in own]
     foreign = sorted([*foreign, *checkpoint.strangers])
     base = Base(

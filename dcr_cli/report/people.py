@@ -266,6 +266,8 @@ def _show_facts(result: ShowResult) -> Iterator[tuple[str, str]]:
         yield "renamed", f"{len(result.renamed):,}: {names([f'{old} to {new}' for old, new in result.renamed])}"
     sent = f": {names(result.sent_files)}" if result.sent_files else ""
     yield "files", f"{result.files:,}, {len(result.sent_files):,} sent{sent}"
+    if result.removed_files:
+        yield "", f"{len(result.removed_files):,} removed: {names(result.removed_files)}"
     if result.skipped:
         yield "skipped", names(result.skipped)
 
