@@ -16,8 +16,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dcr_cli.checkpoint.checkpoint import SIDECAR, Checkpoint, FileDigest, Reader, Tensor, open_checkpoint
+from dcr_cli.checkpoint.checkpoint import Checkpoint, FileDigest, Reader, Tensor, open_checkpoint
 from dcr_cli.checkpoint.digest import State, add, content_digest, digest_bytes, files_digest, no_digest
+from dcr_cli.checkpoint.parts import SIDECAR
 from dcr_cli.delta.choice import ALLOWED, Allowed, Choice
 from dcr_cli.delta.encoder import PieceEncoder
 from dcr_cli.delta.encoding import BLOCK_BYTES, Encoding, block_elements, encode_whole

@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 import dcr_kernels as kernels
-from dcr_cli.checkpoint.checkpoint import SIDECAR, Checkpoint, Reader, Tensor, open_checkpoint
+from dcr_cli.checkpoint.checkpoint import Checkpoint, Reader, Tensor, open_checkpoint
 from dcr_cli.checkpoint.digest import digest_bytes, digest_text
+from dcr_cli.checkpoint.parts import SIDECAR
 from dcr_cli.content import Blocks, Side, Workers, in_file_order, read_spans, tensor_digests, tensor_of_part
 from dcr_cli.delta.encoding import uint_dtype
 from dcr_cli.delta.scan import Part, parts_of

@@ -334,11 +334,12 @@ def read_checkpoint(folder: Path) -> tuple[dict[str, Tensor], dict[str, tuple[in
     weight_maps = [path.name for path in folder.glob("*.safetensors.index.json")]
     if "model.safetensors.index.json" in weight_maps:
         weight_maps = ["model.safetensors.index.json"]
+    mapped = {path for name in weight_maps for path in parse_json((folder / name).read_bytes())["weight_map"].values()}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
         if path.is_dir() or any(part.startswith(".") for part in path.relative_to(folder).parts):
             continue
-        if name.endswith(".safetensors"):
+        if name in mapped or ("/" not in name and name.endswith(".safetensors")):
             _, found, header = parse_safetensors(path.read_bytes())
             require(not tensors.keys() & found.keys(), f"{name}: a tensor is in two shards")
             tensors.update(found)
@@ -595,20 +596,50 @@ def read_files(columns: Columns, runs: Iterator[Run]) -> tuple[TargetFile, ...]:
     digests = columns.digests("file.blake3", 32, len(paths))
     run_counts = columns.numbers("file.runs", "U32", len(paths))
     require(kinds.count(WEIGHT_MAP) <= 1, "two weight maps [46]")
-    require(kinds.count(SHARD) <= 2**20, "too many shards [47]")
+    require(1 <= kinds.count(SHARD) <= 2**20, "number of shards [47]")
     sidecar_bytes = sum(size for kind, size in zip(kinds, sizes, strict=True) if kind == SIDECAR)
     require(sidecar_bytes <= 1024 * MEBIBYTE, "sidecars are too large [47]")
+    check_names(dict(zip(paths, kinds, strict=True)))
     limits = {SHARD: (9, 100_000_008), SIDECAR: (0, 64 * MEBIBYTE), WEIGHT_MAP: (0, 100_000_000)}
     files = []
     for path, kind, size, digest, count in zip(paths, kinds, sizes, digests, run_counts, strict=True):
-        require(kind in limits and (kind == SHARD) == path.endswith(".safetensors"), f"kind of {path} [45]")
-        if kind == WEIGHT_MAP:
-            require("/" not in path and path.endswith(".safetensors.index.json"), f"{path} is no weight map [46]")
+        require(kind in limits, f"kind of {path} [45]")
         least, most = limits[kind]
         require(least <= size <= most, f"size of {path} [47]")
         own = take_runs(runs, count, max(1, -(-size // BLOCK_BYTES)) if count else 0)
         files.append(TargetFile(path, kind, size, digest, own))
     return tuple(files)
+
+
+def check_names(kinds: dict[str, int]) -> None:
+    """Check that files of these paths and kinds can be those of one checkpoint (section 2)."""
+    shards = [path for path, kind in kinds.items() if kind == SHARD]
+    for path, kind in kinds.items():
+        is_top = "/" not in path
+        require(path.endswith(".safetensors") or kind != SHARD, f"kind of {path} [45]")
+        require(kind == SHARD or not (is_top and path.endswith(".safetensors")), f"kind of {path} [45]")
+        is_map = is_top and path.endswith(".safetensors.index.json")
+        require(is_map == (kind == WEIGHT_MAP), f"kind of {path} [46]")
+        is_copy = re.match(r"consolidated|original/", path) or re.search(r"\.(bin|pt|pth|gguf)$", path)
+        require(kind != SIDECAR or not is_copy, f"{path} is a second copy of the weights [45]")
+    if WEIGHT_MAP not in kinds.values():
+        require(not any("/" in path for path in shards), "a shard that no weight map names [46]")
+        others = [path.startswith("consolidated") for path in shards]
+        require(all(others) or not any(others), "consolidated shards beside others [46]")
+    sets: dict[tuple[str, int], list[int]] = {}
+    for path in shards:
+        number = re.fullmatch(r"(?s)(.*)-([0-9]+)-of-([0-9]+)\.safetensors", path)
+        if number:
+            sets.setdefault((number[1], int(number[3])), []).append(int(number[2]))
+    for (_, count), numbers in sets.items():
+        require(len(numbers) == count, "numbers of shards [47]")
+        require(sorted(numbers) in ([*range(count)], [*range(1, count + 1)]), "numbers of shards [47]")
+
+
+def check_weight_map(data: bytes, shard_of: dict[str, str], shards: set[str]) -> None:
+    document = parse_json(data)
+    require(isinstance(document, dict) and document.get("weight_map") == shard_of, "weight map [84]")
+    require(shards == set(shard_of.values()), "a shard that the weight map does not name [84]")
 
 
 def read_removed_files(columns: Columns, paths: list[str]) -> dict[str, bytes]:
@@ -929,13 +960,18 @@ def apply_delta(
     files = {file.path: apply_file(file, base_files) for file in delta.files}
 
     found: list[tuple[str, str, tuple[int, ...]]] = []
+    shard_of: dict[str, str] = {}
     for file in delta.files:
         if file.kind == SHARD:
             header, rest = split_header(files[file.path])
             require(not rest, f"bytes after the header of {file.path} [83]")
             entries = parse_header(header[8:])[1]
             found += [(name, dtype.name, shape) for name, (dtype, shape, _, _) in entries.items()]
+            shard_of |= dict.fromkeys(entries, file.path)
     require(sorted(found) == sorted((name, *tensors[name][:2]) for name in tensors), "tensors of the headers [84]")
+    for file in delta.files:
+        if file.kind == WEIGHT_MAP:
+            check_weight_map(files[file.path], shard_of, {other.path for other in delta.files if other.kind == SHARD})
     content = digest_content((tensor.name, tensor.dtype, tensor.shape, tensor.digest) for tensor in delta.tensors)
     digest = digest_files((file.path, file.kind, file.blake3) for file in delta.files)
     require(State(content, digest) == delta.target, "the target [86]")

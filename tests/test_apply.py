@@ -43,12 +43,14 @@ from strategies import (
     INDEX,
     TensorData,
     every_dtype,
+    shard_bytes,
     tensor_of,
     tensor_set_pairs,
     tiny_tensors,
     with_changes,
     write_checkpoint,
     write_tiny_pair,
+    write_weight_map,
 )
 
 WAYS = ("replace", "in-place", "aside", "to")
@@ -343,6 +345,23 @@ class TestOwnShards:
         apply(make_delta(base, target, tmp_path / "delta"), own)
         assert verify(own, against=target).matches
         assert len(open_checkpoint(own).shards) == 3
+
+    def test_a_file_that_is_a_shard_here(self, tmp_path: Path) -> None:
+        tensors = {"w": tensor_of("BF16", (64,))}
+        base = write_checkpoint(tmp_path / "base", tensors)
+        target = write_checkpoint(tmp_path / "target", tensors, sidecars={"sub/lora.safetensors": b"any bytes"})
+        delta = make_delta(base, target, tmp_path / "delta")
+        own = write_checkpoint(tmp_path / "own", tensors, sidecars={"sub/lora.safetensors": shard_bytes(tensors)})
+        (own / "model.safetensors").unlink()
+        write_weight_map(own, {"w": "sub/lora.safetensors"})
+        before, names = tree(own), names_below(own)
+        with pytest.raises(WrongBaseError, match=r"sub/lora\.safetensors: .* but a shard here"):
+            apply(delta, own)
+        check_untouched(own, before, names)
+        assert apply(delta, base).exact
+        assert tree(base) == tree(target)
+        apply(make_delta(base, write_checkpoint(tmp_path / "back", tensors), tmp_path / "second"), base)
+        assert tree(base) == tree(tmp_path / "back")
 
     def test_a_file_of_the_users_beside_one_that_goes(self, rich_pair: tuple[Path, Path, Path], tmp_path: Path) -> None:
         base, target, delta = rich_pair

@@ -13,16 +13,8 @@ from blake3 import blake3
 from hypothesis import given, strategies as st
 
 from dcr_cli.checkpoint import checkpoint as checkpoint_module
-from dcr_cli.checkpoint.checkpoint import (
-    IN_PROGRESS,
-    SHARD,
-    SIDECAR,
-    WEIGHT_MAP,
-    Checkpoint,
-    Reader,
-    is_incomplete,
-    open_checkpoint,
-)
+from dcr_cli.checkpoint.checkpoint import IN_PROGRESS, Checkpoint, Reader, is_incomplete, open_checkpoint
+from dcr_cli.checkpoint.parts import SHARD, SIDECAR, WEIGHT_MAP
 from dcr_cli.errors import ConflictError, DamagedError, DcrError, IncompleteError, LocalError, NotFoundError, UsageError
 from strategies import (
     INDEX,

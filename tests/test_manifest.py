@@ -30,7 +30,7 @@ from dcr_cli.delta.manifest import (
 from dcr_cli.errors import DamagedError, UnsupportedError
 from documents import DIGEST, DIGESTS, MANIFEST, commit
 
-EMPTY = Manifest((), (), (), (), (), ())
+EMPTY = Manifest((), (), (FileRow("model.safetensors", 1, 9, bytes(32), ()),), (), (), ())
 
 
 def round_trip(manifest: Manifest) -> Manifest:
@@ -116,12 +116,13 @@ def manifests(draw: st.DrawFn) -> Manifest:
         return TensorRow(name, dtype, shape, source, pieces, digest)
 
     tensors = tuple(row(name) for name in sorted(draw(st.sets(NAMES, max_size=4)) - {"~", "~~"}))
-    paths = sorted(draw(st.sets(st.sampled_from(["a", "b.safetensors", "\u00e9/c", "\u00e9/d.safetensors", "z z"]))))
+    shards = {"b.safetensors", *draw(st.sets(st.just("c.safetensors")))}
+    paths = sorted(shards | draw(st.sets(st.sampled_from(["a", "\u00e9/c", "\u00e9/d.safetensors", "z z"]))))
     kept = draw(st.sets(st.sampled_from([*paths, ""])))
     files = tuple(
         FileRow(
             path,
-            1 if path.endswith(".safetensors") else 2,
+            1 if path in shards else 2,
             draw(st.integers(9, 10_000)),
             draw(st.binary(min_size=32, max_size=32)),
             runs(1) if payloads and path not in kept else (),

@@ -16,11 +16,25 @@ from typing import TYPE_CHECKING, Any
 
 from dcr_cli.checkpoint.digest import ObjectHasher, object_digest
 from dcr_cli.checkpoint.folder import Files, Identity, check_same, is_skipped, pattern_of, scan, skip_hint
-from dcr_cli.checkpoint.header import DTYPES, MAX_HEADER_BYTES, Dtype, Header, bytes_view, file_kind, read_header
+from dcr_cli.checkpoint.header import DTYPES, Dtype, Header, bytes_view, file_kind, read_header
 from dcr_cli.checkpoint.json_text import strict_json
 from dcr_cli.checkpoint.names import path_fault, shown
+from dcr_cli.checkpoint.parts import (
+    CONSOLIDATED,
+    MAX_SIDECAR_BYTES,
+    MAX_SIDECARS_BYTES,
+    MAX_WEIGHT_MAP_BYTES,
+    SHARD,
+    SHARD_SUFFIX,
+    SIDECAR,
+    WEIGHT_MAP,
+    WEIGHT_MAP_SUFFIX,
+    is_top_shard,
+    is_weight_map,
+    second_copy_pattern,
+    unmapped_shards,
+)
 from dcr_cli.checkpoint.weight_map import (
-    SUFFIX,
     USUAL_NAME,
     check_agreement,
     check_sets_complete,
@@ -32,15 +46,8 @@ from dcr_cli.errors import DamagedError, IncompleteError, LocalError, NotFoundEr
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-SHARD, SIDECAR, WEIGHT_MAP = 1, 2, 3
-
 STATE_FOLDER = ".dcr"
 IN_PROGRESS = f"{STATE_FOLDER}/in-progress"
-
-MAX_SIDECAR_BYTES = 64 << 20
-MAX_SIDECARS_BYTES = 1 << 30
-
-_SECOND_COPIES = ("consolidated*", "*.bin", "*.pt", "*.pth", "*.gguf", "original/")
 
 # So much of a marker is read to say how to finish.
 MAX_MARKER_BYTES = 1 << 16
@@ -197,9 +204,9 @@ def open_checkpoint(
             str(folder), "incomplete: an apply to it was stopped", hint=f"{_stopped_apply(folder)} finishes it"
         )
     strangers: list[str] | None = [] if allow_strangers else None
-    identities = scan(folder, skip=skip, must_be_files=(".safetensors", SUFFIX), strangers=strangers)
+    identities = scan(folder, skip=skip, must_be_files=(SHARD_SUFFIX, WEIGHT_MAP_SUFFIX), strangers=strangers)
     map_path = _find_weight_map(folder, identities)
-    if map_path is None and not any(_is_top_shard(path) for path in identities):
+    if map_path is None and not any(map(is_top_shard, identities)):
         raise _nothing_here(folder, identities, what)
     with Files(folder, identities) as files:
         weight_map = None
@@ -237,15 +244,11 @@ def _nothing_here(folder: Path, identities: dict[str, Identity], what: str) -> N
     return NotFoundError(f"{what} {folder}", "holds no checkpoint: it has no *.safetensors file")
 
 
-def _is_top_shard(path: str) -> bool:
-    return "/" not in path and path.endswith(".safetensors")
-
-
 def _find_weight_map(folder: Path, identities: dict[str, Identity]) -> str | None:
-    maps = [path for path in identities if "/" not in path and path.endswith(SUFFIX)]
+    maps = [path for path in identities if is_weight_map(path)]
     if len(maps) > 1:
-        others = sorted(maps, key=lambda path: (path != USUAL_NAME, fnmatchcase(path, "consolidated*"), path))
-        patterns = ["consolidated*" if fnmatchcase(path, "consolidated*") else pattern_of(path) for path in others[1:]]
+        others = sorted(maps, key=lambda path: (path != USUAL_NAME, fnmatchcase(path, CONSOLIDATED), path))
+        patterns = [CONSOLIDATED if fnmatchcase(path, CONSOLIDATED) else pattern_of(path) for path in others[1:]]
         facts = f"has {len(maps)} weight maps, {shown(others[0])} and {shown(others[1])}"
         raise DamagedError(str(folder), facts, hint=skip_hint(*patterns))
     return maps[0] if maps else None
@@ -253,9 +256,9 @@ def _find_weight_map(folder: Path, identities: dict[str, Identity]) -> str | Non
 
 def _read_weight_map(files: Files, path: str, identities: dict[str, Identity], skip: Sequence[str]) -> dict[str, str]:
     what = str(files.root / path)
-    if identities[path].size > MAX_HEADER_BYTES:
+    if identities[path].size > MAX_WEIGHT_MAP_BYTES:
         raise DamagedError(
-            what, f"has {identities[path].size} bytes, more than the {MAX_HEADER_BYTES} a weight map may have"
+            what, f"has {identities[path].size} bytes, more than the {MAX_WEIGHT_MAP_BYTES} a weight map may have"
         )
     weight_map = parse_weight_map(files.read_file(path), what)
     for shard in dict.fromkeys(weight_map.values()):
@@ -266,11 +269,7 @@ def _read_weight_map(files: Files, path: str, identities: dict[str, Identity], s
 
 
 def _find_shards(identities: dict[str, Identity], weight_map: dict[str, str] | None) -> list[str]:
-    if weight_map is not None:
-        return sorted(set(weight_map.values()))
-    shards = [path for path in identities if _is_top_shard(path)]
-    # Beside other shards, these are the weights once more, under other tensor names.
-    return [path for path in shards if not fnmatchcase(path, "consolidated*")] or shards
+    return sorted(set(weight_map.values())) if weight_map is not None else unmapped_shards(identities)
 
 
 def _find_sidecars(
@@ -286,7 +285,7 @@ def _find_sidecars(
     refused = [(sidecar.path, *refusal) for sidecar in sidecars if (refusal := _refusal(sidecar))]
     if strangers is not None:
         for path, facts, _ in refused:
-            if _is_top_shard(path):
+            if is_top_shard(path):
                 raise WrongBaseError(str(folder / path), facts, hint="move it out of the checkpoint")
         others = {path for path, _, _ in refused}
         strangers.extend(others)
@@ -306,16 +305,14 @@ def _find_sidecars(
 
 def _refusal(sidecar: Sidecar) -> tuple[str, str] | None:
     """Say why a file cannot be part of a checkpoint, and which pattern would leave it out."""
-    path, name = sidecar.path, sidecar.path.rpartition("/")[2]
+    path = sidecar.path
     if (fault := path_fault(path)) is not None:
         return f"unsafe name: {fault}", pattern_of(path)
     if sidecar.kind == WEIGHT_MAP:
         return None
-    for pattern in _SECOND_COPIES:
-        in_folder = pattern.endswith("/") and path.startswith(pattern)
-        if in_folder or fnmatchcase(name if pattern.startswith("*") else path, pattern):
-            return "would be a second copy of the weights", pattern
-    if _is_top_shard(path):
+    if (pattern := second_copy_pattern(path)) is not None:
+        return "would be a second copy of the weights", pattern
+    if is_top_shard(path):
         return "is a shard that the weight map does not name, perhaps a second copy of the weights", pattern_of(path)
     if sidecar.size > MAX_SIDECAR_BYTES:
         return (

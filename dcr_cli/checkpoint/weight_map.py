@@ -11,10 +11,10 @@ from collections.abc import Collection, Mapping
 from dcr_cli.checkpoint.header import check_no_other_file
 from dcr_cli.checkpoint.json_text import strict_json
 from dcr_cli.checkpoint.names import safe_path, shown
+from dcr_cli.checkpoint.parts import SHARD_SUFFIX
 from dcr_cli.errors import DamagedError
 
 USUAL_NAME = "model.safetensors.index.json"
-SUFFIX = ".safetensors.index.json"
 
 _NUMBERED = re.compile(r"(.*)-([0-9]+)-of-([0-9]+)\.safetensors", re.DOTALL)
 
@@ -32,7 +32,7 @@ def parse_weight_map(data: bytes, what: str) -> dict[str, str]:
             raise DamagedError(what, f"tensor {shown(name)}: its shard is not a string")
         if path not in checked:
             safe_path(path, what)
-            if not path.endswith(".safetensors"):
+            if not path.endswith(SHARD_SUFFIX):
                 raise DamagedError(what, f"tensor {shown(name)}: its shard {shown(path)} is not a .safetensors file")
             checked.add(path)
     return weight_map

@@ -14,11 +14,12 @@ import os
 import stat
 from collections.abc import Iterable, Mapping, Sequence
 
-from dcr_cli.checkpoint.checkpoint import SHARD, FileDigest, Shard
+from dcr_cli.checkpoint.checkpoint import FileDigest, Shard
 from dcr_cli.checkpoint.digest import DIGEST_BYTES, object_digest
 from dcr_cli.checkpoint.folder import Files, Identity, check_same, identity_of
 from dcr_cli.checkpoint.header import parse_header
 from dcr_cli.checkpoint.names import shown
+from dcr_cli.checkpoint.parts import SHARD
 from dcr_cli.durable import File, Folder, NoRoomError
 from dcr_cli.errors import ConflictError, DamagedError
 from dcr_cli.receiver.job import Job, Outcome, digest_tensors, whole_work

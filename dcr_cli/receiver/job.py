@@ -17,13 +17,15 @@ from dcr_cli.checkpoint.digest import DIGEST_BYTES, content_digest, digest_bytes
 from dcr_cli.checkpoint.folder import Files, Identity
 from dcr_cli.checkpoint.header import Header, parse_header
 from dcr_cli.checkpoint.names import shown
+from dcr_cli.checkpoint.parts import WEIGHT_MAP
+from dcr_cli.checkpoint.weight_map import check_agreement, parse_weight_map
 from dcr_cli.delta.delta import Delta
 from dcr_cli.delta.encoding import BLOCK_BYTES, decode_whole
 from dcr_cli.delta.manifest import FileRow, TensorRow
 from dcr_cli.delta.payload import PayloadReader, split_run
 from dcr_cli.errors import ConflictError, DamagedError, WrongBaseError
 from dcr_cli.receiver.passes import Digests, run_pass
-from dcr_cli.receiver.plan import Base, NewShard, Plan, make_plan
+from dcr_cli.receiver.plan import Base, NewShard, Plan, make_plan, shard_of_tensors
 from dcr_cli.receiver.tasks import ShardWork, Source
 
 Progress = Callable[[str, int, int], None]
@@ -95,7 +97,23 @@ class Job:
     def plan(self, *, is_exact: bool, in_place: bool) -> Plan:
         """Plan the change; `is_exact`: to the target's own shards, which needs the base's own files."""
         manifest, rows = self.target.delta.manifest, self.target.rows
-        return make_plan(self.base, manifest, rows, self._target_header if is_exact else None, in_place=in_place)
+        plan = make_plan(self.base, manifest, rows, self._target_header if is_exact else None, in_place=in_place)
+        if is_exact:
+            self._check_weight_map(plan)
+        return plan
+
+    def _check_weight_map(self, plan: Plan) -> None:
+        """Raise DamagedError unless the target's weight map names its tensors and shards as they will be."""
+        row = next((file for file in self.target.delta.manifest.files if file.kind == WEIGHT_MAP), None)
+        # One that stays, and is gone since the change began, is missed when the change ends.
+        if row is None or not (row.runs or row.path in self.identities):
+            return
+        what = f"file {shown(row.path)}"
+        weight_map = parse_weight_map(self.target.file_bytes(row) if row.runs else self.read_file(row.path), what)
+        check_agreement(weight_map, shard_of_tensors(plan, self.target.rows), what)
+        unnamed = {shard.path for shard in plan.shards}.difference(weight_map.values())
+        if unnamed:
+            raise DamagedError(what, f"does not name shard {shown(min(unnamed))}")
 
     def _target_header(self, file: FileRow) -> Header:
         what = f"header of shard {shown(file.path)}"

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from dcr_cli.checkpoint.checkpoint import SHARD, SIDECAR, FileDigest, Shard, Tensor
+from dcr_cli.checkpoint.checkpoint import FileDigest, Shard, Tensor
 from dcr_cli.checkpoint.digest import files_digest
 from dcr_cli.checkpoint.header import DTYPES, Header, stored_elements
 from dcr_cli.checkpoint.names import shown
+from dcr_cli.checkpoint.parts import SHARD, SIDECAR
 from dcr_cli.delta.manifest import FileRow, Manifest, TensorRow
 from dcr_cli.errors import DamagedError, WrongBaseError
 from dcr_cli.receiver.reshard import own_layout
@@ -158,6 +159,11 @@ def make_plan(
     return Plan(target_header is not None, shards, _components(base, shards, rows), written, removed)
 
 
+def shard_of_tensors(plan: Plan, rows: Sequence[TensorRow]) -> dict[str, str]:
+    """In which shard each tensor will be, by their names."""
+    return {rows[place.row].name: shard.path for shard in plan.shards for place in shard.places}
+
+
 def room_at_once(plan: Plan) -> int:
     """Bytes that staging everything takes."""
     return plan.written_file_bytes + sum(part.staged_bytes + part.journal_bytes for part in plan.components)
@@ -284,6 +290,11 @@ def _plan_files(base: Base, manifest: Manifest, *, is_exact: bool) -> tuple[tupl
     others = [row for row in rows if held.get(row.path) != (row.blake3, row.size)]
     written = tuple(row for row in others if row.runs)
     lacking = [row.path for row in others if not row.runs]
+    own_shards = {shard.path for shard in base.shards} if not is_exact else set()
+    for row in written:
+        if row.path in own_shards:
+            facts = "is a file beside the shards in the target, but a shard here"
+            raise WrongBaseError(f"file {shown(row.path)}", facts, hint="start again from a full copy of the target")
     if is_exact and lacking:
         raise DamagedError("manifest", f"says that {shown(lacking[0])} is the base's, but it is not")
     if lacking:

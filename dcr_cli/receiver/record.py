@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from dcr_cli.checkpoint.checkpoint import SHARD, STATE_FOLDER, FileDigest
+from dcr_cli.checkpoint.checkpoint import STATE_FOLDER, FileDigest
 from dcr_cli.checkpoint.digest import (
     BLAKE3_BYTES,
     DIGEST_BYTES,
@@ -27,6 +27,7 @@ from dcr_cli.checkpoint.digest import (
 )
 from dcr_cli.checkpoint.folder import Identity
 from dcr_cli.checkpoint.header import DTYPES, DTYPES_BY_CODE, strict_json
+from dcr_cli.checkpoint.parts import SHARD
 from dcr_cli.delta.document import (
     CONTENT_LIMIT,
     Columns,

@@ -10,7 +10,8 @@ import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dcr_cli.checkpoint.checkpoint import SIDECAR, Checkpoint, Reader, open_checkpoint
+from dcr_cli.checkpoint.checkpoint import Checkpoint, Reader, open_checkpoint
+from dcr_cli.checkpoint.parts import SIDECAR
 from dcr_cli.durable import Folder, open_folder
 from dcr_cli.errors import DamagedError, NotFoundError, WrongBaseError
 from dcr_cli.receiver.job import Job, Sums, Target, content_of, sums_of, wrong_base
