@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
@@ -446,7 +447,6 @@ def read_delta(folder: str | Path) -> Delta:
     tensors, decoded = read_document(folder / "manifest.zst", commit["manifest"], "manifest")
     require(named_blake3(decoded) == commit["manifest"]["decoded"], "manifest.decoded [15]")
     columns = Columns(tensors)
-    require(len(columns.texts("skipped")) <= 65536, "skipped has too many texts [25]")
     other_digests = Columns(read_document(folder / "digests.zst", commit["digests"], "digests")[0])
     sizes = columns.numbers("payload.bytes", "U64")
     require(len(sizes) == commit["payloads"]["count"], "number of payloads [17]")
@@ -462,7 +462,14 @@ def read_delta(folder: str | Path) -> Delta:
     require(is_canonical(removed), "order of removed [32]")
     require(not {tensor.name for tensor in target_tensors} & set(removed), "removed and in the target [32]")
     base, target = (State(commit[side]["content"], commit[side]["files"]) for side in ("base", "target"))
+    skipped = columns.texts("skipped")
+    require(all(skipped) and sum(len(text.encode()) for text in skipped) <= 16384, "patterns of skipped [25]")
     removed_files = read_removed_files(columns, [file.path for file in files])
+    for path in [*(file.path for file in files), *removed_files]:
+        parts = path.split("/")
+        above = ["/".join(parts[:count]) for count in range(1, len(parts))]
+        names = [path, *above, *(folder + "/" for folder in above)]
+        require(not any(fnmatchcase(name, text) for name in names for text in skipped), f"{path} is skipped [25]")
     return Delta(base, target, target_tensors, files, tuple(removed), removed_files)
 
 

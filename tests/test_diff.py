@@ -370,5 +370,8 @@ def test_a_source_that_changes_while_it_is_read_is_a_conflict(tiny_pair: tuple[P
 def test_what_is_not_there_or_unknown(tiny_pair: tuple[Path, Path], tmp_path: Path) -> None:
     with pytest.raises(NotFoundError):
         diff(tmp_path / "nothing", tiny_pair[1])
+    for patterns in (["x" * 16_385], ["xy"] * 8193):
+        with pytest.raises(UsageError, match="at most 16384 are allowed"):
+            diff(*tiny_pair, skip=patterns)
     with pytest.raises(UsageError, match="auto, context, gap, whole"):
         diff(*tiny_pair, encoding="zip")

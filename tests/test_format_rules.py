@@ -351,9 +351,22 @@ def test_rule_24_texts_are_utf8() -> None:
 
 
 def test_rule_25_texts_are_short() -> None:
-    assert decode_manifest(document(with_texts("skipped", b"x" * 65_536)), None, "").skipped == ("x" * 65_536,)
-    refused_manifest(with_texts("skipped", b"x" * 65_537), "at most 65536")
-    refused_manifest(with_texts("skipped", *[b"x"] * 65_537), "at most 65536")
+    assert decode_manifest(document(with_texts("removed", b"x" * 65_536)), None, "").removed == ("x" * 65_536,)
+    refused_manifest(with_texts("removed", b"x" * 65_537), "at most 65536")
+
+
+def test_rule_25_skipped_is_small() -> None:
+    for fine in ([b"x" * 16_384], [b"x"] * 16_384, []):
+        skipped = decode_manifest(document(with_texts("skipped", *fine)), None, "").skipped
+        assert skipped == tuple(text.decode() for text in fine)
+    for large in ([b"x" * 16_385], [b"x"] * 16_385, [b"x" * 65_536] * 2):
+        refused_manifest(with_texts("skipped", *large), "at most 16384")
+    refused_manifest(with_texts("skipped", b"x", b""), "empty")
+
+
+@pytest.mark.parametrize("pattern", [b"*", b"config.json", b"model.safetensor?", b"s[tu]b", b"sub/", b"*notes.txt"])
+def test_rule_25_skipped_matches_no_file(pattern: bytes) -> None:
+    refused_manifest(with_texts("skipped", b"*.bin", pattern), "is skipped by a pattern")
 
 
 def test_rule_26_digests_are_as_many_as_tensors_without_pieces() -> None:
@@ -601,7 +614,7 @@ def test_rule_45_kinds_fit_names() -> None:
 )
 def test_rule_45_no_sidecar_is_a_second_copy(path: str) -> None:
     files = sorted([*MANIFEST.files[1:], replace(MANIFEST.files[0], path=path)], key=lambda file: file.path)
-    refused_manifest(columns(replace(MANIFEST, files=tuple(files))), "second copy")
+    refused_manifest(columns(replace(MANIFEST, files=tuple(files), skipped=())), "second copy")
 
 
 def test_rule_46_one_weight_map() -> None:

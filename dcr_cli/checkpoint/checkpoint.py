@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dcr_cli.checkpoint.digest import ObjectHasher, object_digest
-from dcr_cli.checkpoint.folder import Files, Identity, check_same, is_skipped, pattern_of, scan, skip_hint
+from dcr_cli.checkpoint.folder import Files, Identity, check_same, pattern_of, scan, skip_hint
 from dcr_cli.checkpoint.header import DTYPES, Dtype, Header, bytes_view, file_kind, read_header
 from dcr_cli.checkpoint.json_text import strict_json
 from dcr_cli.checkpoint.names import path_fault, shown
@@ -34,6 +34,7 @@ from dcr_cli.checkpoint.parts import (
     second_copy_pattern,
     unmapped_shards,
 )
+from dcr_cli.checkpoint.patterns import Patterns
 from dcr_cli.checkpoint.weight_map import (
     USUAL_NAME,
     check_agreement,
@@ -261,8 +262,9 @@ def _read_weight_map(files: Files, path: str, identities: dict[str, Identity], s
             what, f"has {identities[path].size} bytes, more than the {MAX_WEIGHT_MAP_BYTES} a weight map may have"
         )
     weight_map = parse_weight_map(files.read_file(path), what)
+    skipped = Patterns(skip)
     for shard in dict.fromkeys(weight_map.values()):
-        if is_skipped(shard, skip):
+        if skipped.match(shard):
             raise UsageError("--skip", f"leaves out shard {shown(shard)}, which the weight map names")
     check_shards_exist(weight_map, identities, what)
     return weight_map

@@ -12,12 +12,12 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from dcr_cli.checkpoint.header import bytes_view, file_kind
+from dcr_cli.checkpoint.patterns import Patterns
 from dcr_cli.errors import ConflictError, DamagedError, LocalError
 
 if TYPE_CHECKING:
@@ -57,12 +57,13 @@ def scan(
     what is left out for its kind.
     """
     found: dict[str, Identity] = {}
+    skipped = Patterns(skip)
     folders = [""]
     while folders:
         prefix = folders.pop()
         for entry in _list(root / prefix):
             path = prefix + entry.name
-            if entry.name.startswith(".") or is_skipped(path, skip):
+            if entry.name.startswith(".") or skipped.match(path):
                 continue
             try:
                 status = _status_of(entry)
@@ -84,7 +85,7 @@ def scan(
                 raise DamagedError(
                     entry.path, "is a link to a folder; links to files alone are read", hint=skip_hint(pattern_of(path))
                 )
-            elif is_folder and not is_skipped(path + "/", skip):
+            elif is_folder and not skipped.match(path + "/"):
                 folders.append(path + "/")
     return dict(sorted(found.items()))
 
@@ -108,18 +109,6 @@ def _status_of(entry: os.DirEntry[str]) -> os.stat_result:
         if isinstance(error, FileNotFoundError):
             raise ConflictError(entry.path, "changed while reading: it is gone") from error
         raise LocalError(entry.path, f"cannot be read: {error.strerror}") from error
-
-
-def is_skipped(path: str, skip: Sequence[str]) -> bool:
-    """Whether a pattern of `skip` matches the relative path or a folder above it, with or without its last slash."""
-    if not skip:
-        return False
-    parts = path.split("/")
-    above = ["/".join(parts[:count]) for count in range(1, len(parts))]
-    return any(
-        fnmatchcase(path, pattern) or any(fnmatchcase(a, pattern) or fnmatchcase(a + "/", pattern) for a in above)
-        for pattern in skip
-    )
 
 
 def skip_hint(*patterns: str) -> str:

@@ -28,6 +28,7 @@ from dcr_cli.checkpoint.parts import (
     second_copy_pattern,
     unmapped_shards,
 )
+from dcr_cli.checkpoint.patterns import MAX_PATTERNS_BYTES, Patterns
 from dcr_cli.checkpoint.weight_map import check_sets_complete
 from dcr_cli.delta.boxes import EntangledError, find_overlap
 from dcr_cli.delta.document import HEADER_LIMIT, Columns
@@ -230,6 +231,7 @@ def _check_files(tables: Tables, what: str) -> None:
     for path in (*paths, *tables.removed_paths):
         safe_path(path, what)
     _check_removed_files(tables, what)
+    _check_skipped(tables, what)
     clash = _folders(paths).intersection(paths)
     if clash:
         raise DamagedError(what, f"file {shown(min(clash))} is also the folder of another")
@@ -284,6 +286,20 @@ def _check_removed_files(tables: Tables, what: str) -> None:
     for path in tables.removed_paths:
         if is_top_shard(path) or is_weight_map(path):
             raise DamagedError(what, f"file {shown(path)} is removed, but cannot be a sidecar")
+
+
+def _check_skipped(tables: Tables, what: str) -> None:
+    if "" in tables.skipped:
+        raise DamagedError(what, "a pattern of skipped is empty")
+    total = len(tables.columns["skipped.bytes"])
+    if total > MAX_PATTERNS_BYTES:
+        raise DamagedError(
+            what, f"the patterns of skipped have {total} bytes, at most {MAX_PATTERNS_BYTES} are allowed"
+        )
+    patterns = Patterns(tables.skipped)
+    for path in (*tables.paths, *tables.removed_paths):
+        if patterns.match(path):
+            raise DamagedError(what, f"file {shown(path)} is skipped by a pattern of skipped")
 
 
 def _check_runs(tables: Tables, what: str) -> None:

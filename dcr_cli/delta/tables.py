@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dcr_cli.checkpoint.digest import BLAKE3_BYTES, DIGEST_BYTES
+from dcr_cli.checkpoint.patterns import MAX_PATTERNS_BYTES
 from dcr_cli.delta.document import Columns, decode_texts, take_column
 from dcr_cli.errors import DamagedError
 
 # Values of tensor.source: none, the base tensor of the same name, or an entry of `source`, counted from the last.
 SOURCE_NONE, SOURCE_SAME, SOURCE_TABLE = 0, 1, 2
-SKIPPED_LIMIT = 65_536
 
 _COLUMNS: dict[str, tuple[str, tuple[int, ...]]] = {
     "tensor.dtype": ("U8", ()),
@@ -107,7 +107,7 @@ def open_tables(columns: Columns, what: str) -> Tables:
         removed=decode_texts(columns, "removed", what),
         paths=paths,
         removed_paths=removed_paths,
-        skipped=decode_texts(columns, "skipped", what, any_order_limit=SKIPPED_LIMIT),
+        skipped=decode_texts(columns, "skipped", what, any_order_limit=MAX_PATTERNS_BYTES),
         shape_at=shape_at,
         piece_at=piece_at,
         digest_at=digest_at,
