@@ -340,7 +340,11 @@ class _Run:
             (row.tensor.name, row.tensor.dtype.name, row.tensor.shape, digest_bytes(row.target_digest))
             for row in self.rows
         )
-        return State(base, files_digest(_records(base_files))), State(target, files_digest(_records(target_files)))
+        files = [
+            files_digest((facts.path, facts.kind, facts.blake3) for facts in each)
+            for each in (base_files, target_files)
+        ]
+        return State(base, files[0]), State(target, files[1])
 
     def _summary(self, manifest: Manifest, base_files: list[FileDigest], base: State, target: State) -> DiffResult:
         rows = [self._row_summary(row, table) for row, table in zip(self.rows, manifest.tensors, strict=True)]
@@ -406,8 +410,3 @@ class _Run:
 
 def _remember(row: _Row, encoding: Encoding, runs: tuple[Run, ...]) -> None:
     row.encoding, row.runs = encoding, runs
-
-
-def _records(files: Sequence[FileDigest]) -> Iterator[tuple[str, int, bytes]]:
-    """Files as the files digest counts them: 1 shard, 2 any other."""
-    return ((facts.path, 1 if facts.kind == 1 else 2, facts.blake3) for facts in files)

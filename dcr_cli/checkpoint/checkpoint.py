@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 STATE_FOLDER = ".dcr"
 IN_PROGRESS = f"{STATE_FOLDER}/in-progress"
 
-# So much of a marker is read to say how to finish.
+# A marker of a change in progress is no larger.
 MAX_MARKER_BYTES = 1 << 16
 
 

@@ -17,18 +17,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dcr_cli.checkpoint.json_text import (
-    check_levels,
-    load_json,
-    plain_object,
-    strict_json as strict_json,
-)
+from dcr_cli.checkpoint.json_text import MAX_U64, check_levels, load_json, plain_object
 from dcr_cli.checkpoint.names import shown
 from dcr_cli.errors import ConflictError, DamagedError, LocalError
 
 LENGTH_BYTES = 8
 MAX_HEADER_BYTES = 100_000_000
-MAX_U64 = 2**64 - 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dcr_cli.checkpoint.checkpoint import STATE_FOLDER
+from dcr_cli.checkpoint.checkpoint import MAX_MARKER_BYTES, STATE_FOLDER
 from dcr_cli.durable import PRIVATE_FOLDER_MODE, Folder, open_folder
 from dcr_cli.errors import ConflictError, DamagedError, DcrError, IncompleteError, UsageError, WrongBaseError
 from dcr_cli.receiver.apply_result import ApplyResult, done, nothing_done
@@ -37,7 +37,6 @@ TO, ASIDE = "to", "aside"
 _PREVIOUS = "previous"
 _MOST_NAMES = 10
 _PREVIOUS_LIMIT = 1 << 30
-_MARKER_LIMIT = 1 << 20
 
 
 def apply_to(checkpoint: Path, out: Path, target: Target, skip: Sequence[str]) -> ApplyResult:
@@ -359,7 +358,7 @@ def _is_unfinished(parent: Folder, name: str) -> bool:
         with parent.open_folder(name) as folder:
             if set(folder.names()) <= {STATE_FOLDER}:
                 return True
-        text = parent.read(f"{name}/{STATE_FOLDER}/{MARKER}", _MARKER_LIMIT)
+        text = parent.read(f"{name}/{STATE_FOLDER}/{MARKER}", MAX_MARKER_BYTES)
         return text is not None and decode_marker(text, name).mode == ASIDE
     except DcrError:
         return False

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from dcr_cli.checkpoint.checkpoint import STATE_FOLDER
 from dcr_cli.checkpoint.folder import Identity, identity_of
-from dcr_cli.checkpoint.header import strict_json
+from dcr_cli.checkpoint.json_text import strict_json
 from dcr_cli.durable import File, Folder
 from dcr_cli.errors import DamagedError, DcrError
 from dcr_cli.receiver.receiver import Receiver

@@ -15,6 +15,7 @@ from dcr_cli.checkpoint.digest import files_digest
 from dcr_cli.checkpoint.header import DTYPES, Header, stored_elements
 from dcr_cli.checkpoint.names import shown
 from dcr_cli.checkpoint.parts import SHARD, SIDECAR
+from dcr_cli.delta.encoding import BLOCK_BYTES
 from dcr_cli.delta.manifest import FileRow, Manifest, TensorRow
 from dcr_cli.errors import DamagedError, WrongBaseError
 from dcr_cli.receiver.reshard import own_layout
@@ -22,7 +23,6 @@ from dcr_cli.receiver.reshard import own_layout
 # What a change in place costs in the journal beside positions and values, for each block.
 _ENTRY_BYTES = 64
 _POSITION_BYTES = 4
-_BLOCK_BYTES = 524_288
 
 
 class Action(Enum):
@@ -280,7 +280,7 @@ def _journal_bytes(row: TensorRow, size: int) -> int:
     taken = changed * max(_POSITION_BYTES + width, (_POSITION_BYTES + 1) * width)
     if changed * (width + 3) * 8 > size:
         taken = max(taken, size)
-    return taken + (blocks + size // _BLOCK_BYTES + 1) * _ENTRY_BYTES
+    return taken + (blocks + size // BLOCK_BYTES + 1) * _ENTRY_BYTES
 
 
 def _plan_files(base: Base, manifest: Manifest, *, is_exact: bool) -> tuple[tuple[FileRow, ...], tuple[str, ...]]:

@@ -16,9 +16,10 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from dcr_cli.checkpoint.checkpoint import IN_PROGRESS, STATE_FOLDER, FileDigest, Shard, Tensor
+from dcr_cli.checkpoint.checkpoint import IN_PROGRESS, MAX_MARKER_BYTES, STATE_FOLDER, FileDigest, Shard, Tensor
 from dcr_cli.checkpoint.digest import DIGEST_BYTES, State, blake3_text, object_digest, parse_blake3
-from dcr_cli.checkpoint.header import DTYPES, parse_header, strict_json
+from dcr_cli.checkpoint.header import DTYPES, parse_header
+from dcr_cli.checkpoint.json_text import strict_json
 from dcr_cli.durable import PRIVATE_FOLDER_MODE, Folder
 from dcr_cli.errors import DamagedError, DcrError, UnsupportedError
 from dcr_cli.locking import lock_folder
@@ -29,7 +30,6 @@ MARKER_FORMAT = 1
 STAGE, JOURNAL, HELD, LOCK = "stage", "journal", "held", "lock"
 MARKER = IN_PROGRESS.rpartition("/")[2]
 BASE_NAME = "base"
-_MARKER_LIMIT = 1 << 20
 _BASE_LIMIT = 1 << 40
 _REPAIR = "start again from a full copy of a checkpoint"
 
@@ -93,7 +93,7 @@ class Receiver:
 
     def read_marker(self) -> Marker | None:
         """The change that was begun and not finished, if there is one; then nothing of it is tidied up any more."""
-        text = self.home.read(MARKER, _MARKER_LIMIT)
+        text = self.home.read(MARKER, MAX_MARKER_BYTES)
         self.is_marked = text is not None
         return decode_marker(text, str(self.home.path / MARKER)) if text is not None else None
 

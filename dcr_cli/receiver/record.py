@@ -26,7 +26,8 @@ from dcr_cli.checkpoint.digest import (
     parse_blake3,
 )
 from dcr_cli.checkpoint.folder import Identity
-from dcr_cli.checkpoint.header import DTYPES, DTYPES_BY_CODE, strict_json
+from dcr_cli.checkpoint.header import DTYPES, DTYPES_BY_CODE
+from dcr_cli.checkpoint.json_text import strict_json
 from dcr_cli.checkpoint.parts import SHARD
 from dcr_cli.delta.document import (
     CONTENT_LIMIT,
