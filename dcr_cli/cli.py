@@ -272,6 +272,7 @@ def diff(
     stat: Annotated[bool, typer.Option("--stat", help="List the tensors that changed.")] = False,
     exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit with 1 if the two differ.")] = False,
     encoding: Annotated[Encoding, typer.Option("--encoding", help="How changes are written.")] = "auto",
+    dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Say what would be written; write nothing.")] = False,
     skip: Skip = None,
 ) -> int:
     """Find the changes from BASE to TARGET, bit for bit, and with -o write them as a delta."""
@@ -286,6 +287,7 @@ def diff(
             where,
             encoding=encoding,
             jobs=session.jobs,
+            dry_run=dry_run,
             skip=skip or (),
             progress=progress,
         )

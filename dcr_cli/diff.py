@@ -62,7 +62,11 @@ class DiffRow:
 
 @dataclass(frozen=True, slots=True)
 class DiffResult:
-    """What two checkpoints differ in. Sizes are in bytes; `delta_bytes` is what the whole delta folder takes."""
+    """What two checkpoints differ in. Sizes are in bytes; `delta_bytes` is what the whole delta folder takes.
+
+    `encodings` are the changed tensors of each encoding, `encoding_bytes` the bytes that their changes take in the
+    delta. `output` is where it was written or, for a dry run, would be.
+    """
 
     tensors: int
     elements: int
@@ -79,7 +83,9 @@ class DiffResult:
     base: State
     target: State
     encodings: dict[str, int]
+    encoding_bytes: dict[str, int]
     output: str | None
+    dry_run: bool
     rows: tuple[DiffRow, ...]
 
     @property
@@ -95,15 +101,16 @@ def diff(
     *,
     encoding: str = "auto",
     jobs: int | None = None,
+    dry_run: bool = False,
     skip: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> DiffResult:
     """Compare checkpoint `target` with checkpoint `base`; with `output`, write the delta there.
 
     `output` must not exist, or be an empty folder, or hold a delta that was never finished and that nobody is writing;
-    it is complete when its commit.json is there. Without it the same work is done and nothing is written. Memory does
-    not depend on the size of the checkpoints. Raises NotFoundError, DamagedError, ConflictError (a source changed while
-    it was read, the output is taken), LocalError, UsageError.
+    it is complete when its commit.json is there. Without it, and in a dry run, the same work is done and nothing is
+    written. Memory does not depend on the size of the checkpoints. Raises NotFoundError, DamagedError, ConflictError
+    (a source changed while it was read, the output is taken), LocalError, UsageError.
     """
     if encoding not in ALLOWED:
         raise UsageError("encoding", f"one of {', '.join(ALLOWED)} expected, found {encoding!r}")
@@ -114,7 +121,7 @@ def diff(
     old = open_checkpoint(base, skip=skip, what="base")
     new = open_checkpoint(target, skip=skip, what="target")
     with ExitStack() as stack:
-        sink = stack.enter_context(DeltaOutput(output, outside=(old.root, new.root)))
+        sink = stack.enter_context(DeltaOutput(output, outside=(old.root, new.root), dry_run=dry_run))
         readers = stack.enter_context(old.reader()), stack.enter_context(new.reader())
         pool = stack.enter_context(ThreadPoolExecutor(jobs or default_jobs(), "dcr-diff"))
         stack.callback(pool.shutdown, wait=True, cancel_futures=True)
@@ -352,9 +359,11 @@ class _Run:
         renamed = tuple((row.source, row.name) for row in rows if row.kind == "renamed" and row.source is not None)
         rows += [DiffRow(n, t.dtype.name, t.shape, "removed", None, t.elements, 0, None, 0) for n, t in gone.items()]
         encodings: dict[str, int] = {}
+        encoding_bytes: dict[str, int] = {}
         for row in rows:
             if row.encoding is not None:
                 encodings[row.encoding] = encodings.get(row.encoding, 0) + 1
+                encoding_bytes[row.encoding] = encoding_bytes.get(row.encoding, 0) + row.delta_bytes
         kept = {(row.path, row.kind) for row in manifest.files}
         changed_files = [row.path for row in manifest.files if row.runs]
         changed_files += [facts.path for facts in base_files if (facts.path, facts.kind) not in kept]
@@ -380,7 +389,9 @@ class _Run:
             base=base,
             target=target,
             encodings=encodings,
+            encoding_bytes=encoding_bytes,
             output=self.sink.name,
+            dry_run=self.sink.dry_run,
             rows=tuple(sorted(rows, key=lambda row: row.name.encode())),
         )
 

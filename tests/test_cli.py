@@ -219,6 +219,17 @@ def test_apply_then_verify(run: Run, tiny_pair: tuple[Path, Path], delta: Path) 
     assert again.code == 0 and "already" in again.out
 
 
+def test_diff_dry_run_writes_nothing(run: Run, tiny_pair: tuple[Path, Path], tmp_path: Path) -> None:
+    ran = run("diff", *tiny_pair, "-o", tmp_path / "delta", "-n")
+    assert ran.code == 0
+    assert re.search(r"^  (context|gap) +3 tensors, \d+ B$", ran.out, re.MULTILINE)
+    assert f"to {tmp_path / 'delta'} would be written; nothing was" in ran.out
+    found = run("diff", *tiny_pair, "-o", tmp_path / "delta", "--dry-run", "--json").json
+    assert found["dry_run"] and found["encoding_bytes"].keys() == found["encodings"].keys()
+    assert not (tmp_path / "delta").exists()
+    assert "would be written; nothing was" in run("diff", *tiny_pair, "-n").out
+
+
 def test_apply_dry_run_changes_nothing(run: Run, tiny_pair: tuple[Path, Path], delta: Path) -> None:
     before = {path: path.read_bytes() for path in tiny_pair[0].rglob("*") if path.is_file()}
     ran = run("apply", delta, tiny_pair[0], "--dry-run")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -324,7 +325,9 @@ def test_what_a_run_did_not_write_outlives_its_failure(tiny_pair: tuple[Path, Pa
     assert folder_bytes(tmp_path / "delta") == {"payloads/thesis.txt": b"precious"}
 
 
-def test_the_output_is_a_folder_in_a_folder(tiny_pair: tuple[Path, Path], tmp_path: Path) -> None:
+def test_the_output_is_a_folder_in_a_folder(
+    tiny_pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").write_text("mine")
     for output in ("file", "file/delta"):
         with pytest.raises(UsageError, match="file is a file; a delta is a folder") as taken:
@@ -334,6 +337,10 @@ def test_the_output_is_a_folder_in_a_folder(tiny_pair: tuple[Path, Path], tmp_pa
     with pytest.raises(LocalError, match=r"there is no folder .*a/b c") as missing:
         diff(*tiny_pair, tmp_path / "a" / "b c" / "delta")
     assert missing.value.hint == f"mkdir -p '{tmp_path}/a/b c'"
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "access", lambda path, mode, effective_ids: path != tmp_path)
+        with pytest.raises(LocalError, match=f"this process may not write into {tmp_path}$"):
+            diff(*tiny_pair, tmp_path / "delta")
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "link").symlink_to("elsewhere")
     diff(*tiny_pair, tmp_path / "link")
@@ -346,6 +353,25 @@ def test_a_delta_inside_a_checkpoint_is_refused(tiny_pair: tuple[Path, Path], si
     with pytest.raises(UsageError, match="inside the checkpoint"):
         diff(*tiny_pair, tiny_pair[side] / "delta")
     assert sorted(tiny_pair[side].rglob("*")) == before
+
+
+def test_a_dry_run_says_the_same_and_writes_nothing(tiny_pair: tuple[Path, Path], tmp_path: Path) -> None:
+    steps: list[str] = []
+    durable.hooks.append(lambda kind, path, other: steps.append(kind))
+    try:
+        tried = diff(*tiny_pair, tmp_path / "delta", dry_run=True)
+    finally:
+        durable.hooks.pop()
+    assert not steps and not (tmp_path / "delta").exists()
+    made = diff(*tiny_pair, tmp_path / "delta")
+    assert (tried.dry_run, made.dry_run) == (True, False)
+    assert dataclasses.replace(tried, dry_run=False) == made
+    assert sum(made.encoding_bytes.values()) == sum(row.delta_bytes for row in made.rows) > 0
+    assert made.encoding_bytes.keys() == made.encodings.keys()
+    with pytest.raises(ConflictError, match="not empty"):
+        diff(*tiny_pair, tmp_path / "delta", dry_run=True)
+    with pytest.raises(LocalError, match="there is no folder"):
+        diff(*tiny_pair, tmp_path / "a" / "delta", dry_run=True)
 
 
 def test_a_failed_diff_leaves_nothing(tiny_pair: tuple[Path, Path], tmp_path: Path) -> None:

@@ -36,13 +36,17 @@ class DeltaOutput:
     """A delta that is being written, in a folder that is locked meanwhile; a context manager.
 
     Complete once `finish` returns. If it is left before, by an error, what it wrote is removed; if the process is
-    killed, the folder has no commit, reads as incomplete, and the next delta may take its name. Raises UsageError,
+    killed, the folder has no commit, reads as incomplete, and the next delta may take its name. A dry run checks that
+    the folder can be had, and writes nothing. Raises UsageError,
     ConflictError (another one is being written there, or something else is there) or LocalError when it is entered.
     """
 
-    def __init__(self, folder: str | os.PathLike[str] | None, *, outside: Sequence[Path]) -> None:
+    def __init__(
+        self, folder: str | os.PathLike[str] | None, *, outside: Sequence[Path], dry_run: bool = False
+    ) -> None:
         self.name = str(folder) if folder is not None else None
         self.folder = Path(os.path.realpath(folder)) if folder is not None else None
+        self.dry_run = dry_run
         self.bytes = 0
         self.writer = PayloadWriter(self._emit)
         self._outside = outside
@@ -55,6 +59,8 @@ class DeltaOutput:
             with open_folder(self.folder.parent) as parent:
                 # Looked at before it is locked, because the lock is a file, which no other folder should get.
                 _check_free(parent, self.folder)
+                if self.dry_run:
+                    return self
                 self._locked = lock_folder(parent, self.folder.name, _LOCK)
                 try:
                     parent.sync()
@@ -143,6 +149,10 @@ class DeltaOutput:
         if not place.parent.exists():
             hint = f"mkdir -p {shlex.quote(str(place.parent))}"
             raise LocalError(str(self.name), f"there is no folder {shown(str(place.parent))}", hint=hint)
+        changed = place if place.exists() else place.parent
+        if not os.access(changed, os.W_OK | os.X_OK, effective_ids=True):
+            facts = f"this process may not write into {shown(str(changed))}"
+            raise LocalError(str(self.name), facts, hint="choose another place for the delta")
 
 
 def _check_free(parent: Folder, place: Path) -> None:

@@ -140,11 +140,17 @@ def _diff_facts(result: DiffResult) -> Iterator[tuple[str, str]]:
         yield "files", f"{len(result.files_changed):,} changed: {names(result.files_changed)}"
     takes = f"{size(result.delta_bytes)}, {share(result.delta_bytes, result.dense_bytes)} of a full copy"
     yield "delta", f"{takes} ({size(result.dense_bytes)})"
-    if result.encodings:
+    if result.encodings and result.dry_run:
+        for label, count in sorted(result.encodings.items()):
+            yield label, f"{amount(count, 'tensor')}, {size(result.encoding_bytes[label])}"
+    elif result.encodings:
         yield "encodings", ", ".join(f"{label} {count:,}" for label, count in sorted(result.encodings.items()))
     yield "base", state(result.base)
     yield "target", state(result.target)
-    if result.output is not None:
+    if result.dry_run:
+        where = f"to {names([result.output])} " if result.output is not None else ""
+        yield "dry run", f"{size(result.delta_bytes)} {where}would be written; nothing was"
+    elif result.output is not None:
         yield "written to", names([result.output])
 
 
