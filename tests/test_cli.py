@@ -574,6 +574,24 @@ def test_signals(number: signal.Signals, code: int, tiny_pair: tuple[Path, Path]
     assert told.splitlines()[0] == f"dcr: stopped: by signal {number.name}".encode()
 
 
+@pytest.mark.parametrize("module", ["dcr_cli.cli", "typer", "dcr_cli.process", "dcr_cli.inspect", "numpy"])
+def test_an_interrupt_while_modules_are_imported(module: str, tiny_pair: tuple[Path, Path]) -> None:
+    code = (
+        "import runpy, signal, sys\n"
+        "class Interrupter:\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        f"        if name == {module!r}:\n"
+        "            signal.raise_signal(signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Interrupter())\n"
+        "sys.argv[0] = 'dcr'\n"
+        "runpy.run_module('dcr_cli', run_name='__main__')"
+    )
+    command = [sys.executable, "-c", code, "inspect", str(tiny_pair[0])]
+    ran = subprocess.run(command, capture_output=True, timeout=60, env=ENVIRONMENT)
+    assert (ran.returncode, ran.stdout) == (130, b"")
+    assert ran.stderr in (b"", b"dcr: stopped: by signal SIGINT\nhint: run the same command again\n")
+
+
 def test_a_second_signal_ends_a_command_that_will_not_end(tiny_pair: tuple[Path, Path]) -> None:
     with hanging(tiny_pair[0], "print('stopping', flush=True); stay()") as child:
         child.send_signal(signal.SIGINT)
