@@ -17,6 +17,9 @@ Printing them is not this module's work.
 
 from __future__ import annotations
 
+# The hint for an argument that is empty.
+NOT_SET = "perhaps a variable of the shell is not set"
+
 
 class DcrError(Exception):
     """An error that a user can act on.

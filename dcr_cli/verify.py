@@ -87,7 +87,7 @@ def verify(
     (IncompleteError when an apply was stopped), ConflictError when a file changes while it is read, UsageError.
     """
     if against is not None and delta is not None:
-        raise UsageError("verify", "against and delta exclude each other")
+        raise UsageError("verify", "against and delta exclude each other", hint="leave one of them out")
     with ExitStack() as stack:
         workers = stack.enter_context(Workers(jobs, "verify", progress))
         if against is not None:

@@ -438,6 +438,14 @@ def test_all_second_copies_are_in_the_hint(root: Path) -> None:
     assert error.hint == "leave it out with --skip '*.bin' --skip '*.pt' --skip 'model.safetensors'"
 
 
+def test_a_long_hint_is_cut(root: Path) -> None:
+    for number in range(13):
+        shutil.copy(root / FIRST, root / f"more-{number:02}.safetensors")
+    hint = str(refusal(root).hint)
+    assert hint.count("--skip") == 10
+    assert hint.endswith("--skip 'more-09.safetensors' and 3 more")
+
+
 def test_consolidated_shards_alone_are_the_weights(tmp_path: Path) -> None:
     (tmp_path / "consolidated.safetensors").write_bytes(shard_bytes({"a": A}))
     assert all_tensors(open_checkpoint(tmp_path)) == {"a": A}

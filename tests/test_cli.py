@@ -23,7 +23,7 @@ import pytest
 from dcr_cli import __version__, process
 from dcr_cli.cli import COMMANDS, main
 from dcr_cli.errors import DamagedError
-from strategies import tensor_of, with_changes, write_checkpoint
+from strategies import INDEX, tensor_of, with_changes, write_checkpoint
 
 ESCAPE = "\x1b"
 
@@ -316,23 +316,25 @@ def test_verify_without_a_record_is_not_found(run: Run, tiny_pair: tuple[Path, P
         ([], "a command is missing", "dcr --help"),
         (["nonsense"], "no such command 'nonsense'", "dcr --help"),
         (["--nonsense"], "no such option: --nonsense", "dcr --help"),
-        (["-j", "2", "diff", "a", "b"], "no such option: -j", "after the command"),
+        (["-j", "2", "diff", "a", "b"], "arguments: no such option: -j", "after the command: dcr diff ... -j"),
+        (["--json=", "diff", "a", "b"], "arguments: ", "after the command: dcr diff ... --json="),
+        (["diff", "--jsn", "a", "b"], "diff: no such option: --jsn", "dcr diff --help"),
         (["diff"], "missing argument 'BASE'", "dcr diff --help"),
         (["diff", "a"], "missing argument 'TARGET'", "dcr diff --help"),
         (["diff", "a", "b", "c"], "unexpected extra argument", "dcr diff --help"),
         (["diff", "a", "b", "--nonsense"], "no such option: --nonsense", "dcr diff --help"),
         (["diff", "a", "b", "-o"], "requires an argument", "dcr diff --help"),
-        (["diff", "a", "b", "-o", ""], "empty path", ""),
-        (["diff", "", "b"], "BASE: an empty path", ""),
+        (["diff", "a", "b", "-o", ""], "empty path", "a variable of the shell"),
+        (["diff", "", "b"], "BASE: an empty path", "a variable of the shell"),
         (["diff", "a", "b", "--encoding", "zip"], "'zip' is not one of", "dcr diff --help"),
-        (["diff", "a", "b", "--skip", ""], "empty pattern", ""),
+        (["diff", "a", "b", "--skip", ""], "empty pattern", "a variable of the shell"),
         (["diff", "a", "b", "-j", "0"], "greater than or equal to 1", "dcr diff --help"),
         (["diff", "a", "b", "--jobs", "-1"], "greater than or equal to 1", "dcr diff --help"),
         (["diff", "a", "b", "--jobs", "1000000000"], "less than or equal to", "dcr diff --help"),
         (["diff", "a", "b", "--jobs", "many"], "valid integer", "dcr diff --help"),
         (["diff", "a", "b", "--jobs", "9" * 5000], "--jobs", "dcr diff --help"),
-        (["diff", "a", "b", "-q", "-v"], "--quiet and --verbose", ""),
-        (["verify", "a", "--against", "b", "--delta", "c"], "exclude each other", ""),
+        (["diff", "a", "b", "-q", "-v"], "--quiet and --verbose", "leave one of them out"),
+        (["verify", "a", "--against", "b", "--delta", "c"], "exclude each other", "leave one of them out"),
         (["show", "\x1b[31mred\n", "b"], "unexpected extra argument", ""),
     ],
 )
@@ -341,6 +343,43 @@ def test_usage_errors(arguments: list[str], message: str, hint: str, run: Run, t
     ran = run(*(places.get(argument, argument) for argument in arguments))
     assert is_failure(ran, 2, message, hint)
     assert ESCAPE not in ran.err
+
+
+def test_json_before_the_command(run: Run, tiny_pair: tuple[Path, Path]) -> None:
+    ran = run("--json", "diff", *tiny_pair)
+    error = ran.json["error"]
+    assert (ran.code, error["message"]) == (2, "arguments: no such option: --json")
+    assert error["hint"] == "options come after the command: dcr diff ... --json"
+
+
+def test_what_cannot_be_found_or_read_comes_with_a_hint(
+    run: Run, tiny_pair: tuple[Path, Path], delta: Path, tmp_path: Path
+) -> None:
+    base = tiny_pair[0]
+    shard = base / "model-00001-of-00002.safetensors"
+    assert is_failure(run("inspect", shard), 3, "is a file", f"give the folder that it lies in, {base}")
+    assert is_failure(run("show", tmp_path / "nothing"), 3, "no such delta", "dcr diff BASE TARGET -o DELTA makes one")
+    assert is_failure(run("diff", *tiny_pair, "-o", base / "delta"), 2, "inside", "another place for the delta")
+    assert is_failure(run("diff", *tiny_pair, "-o", shard), 2, "inside", "another place for the delta")
+    assert is_failure(run("apply", delta, tmp_path), 2, "inside", "have the delta elsewhere")
+    assert is_failure(run("diff", *tiny_pair, "--skip", "model-00001*"), 2, "leaves out shard", "a narrower pattern")
+    whole = shard.read_bytes()
+    for rest in (whole[:-1], whole[:50], b""):
+        shard.write_bytes(rest)
+        assert is_failure(run("inspect", base), 4, "model-00001", "copy or download it again")
+    shard.unlink()
+    assert is_failure(run("inspect", base), 4, "which is not there", "copy all shards of the checkpoint")
+    (base / INDEX).unlink()
+    assert is_failure(run("inspect", base), 4, "is one of 2 shards", "copy all shards of the checkpoint")
+    payload = delta / "payloads" / "000000.safetensors"
+    whole = payload.read_bytes()
+    for rest in (whole[:-1], whole[:-1] + bytes([whole[-1] ^ 1])):
+        payload.write_bytes(rest)
+        assert is_failure(run("show", delta), 4, "000000.safetensors", "copy the whole delta again")
+    payload.unlink()
+    assert is_failure(run("show", delta), 4, "is missing", "copy the whole delta again")
+    (delta / "digests.zst").unlink()
+    assert is_failure(run("show", delta), 4, "is missing", "copy the whole delta again")
 
 
 def test_names_that_look_like_options_are_taken_literally_after_dashes(

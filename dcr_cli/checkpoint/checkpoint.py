@@ -42,7 +42,7 @@ from dcr_cli.checkpoint.weight_map import (
     check_shards_exist,
     parse_weight_map,
 )
-from dcr_cli.errors import DamagedError, IncompleteError, LocalError, NotFoundError, UsageError, WrongBaseError
+from dcr_cli.errors import NOT_SET, DamagedError, IncompleteError, LocalError, NotFoundError, UsageError, WrongBaseError
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -198,7 +198,7 @@ def open_checkpoint(
     """
     folder = Path(root)
     if "" in skip:
-        raise UsageError("--skip", "an empty pattern matches no file")
+        raise UsageError("--skip", "an empty pattern matches no file", hint=NOT_SET)
     _check_folder(folder, what)
     if not allow_incomplete and is_incomplete(folder):
         raise IncompleteError(
@@ -234,7 +234,8 @@ def _check_folder(folder: Path, what: str) -> None:
     except OSError as error:
         raise LocalError(f"{what} {folder}", f"cannot be looked at: {error.strerror}") from error
     if not stat.S_ISDIR(mode):
-        raise NotFoundError(f"{what} {folder}", f"is {file_kind(mode)}, not a folder of safetensors shards")
+        hint = f"give the folder that it lies in, {folder.parent}" if folder.name.endswith(SHARD_SUFFIX) else None
+        raise NotFoundError(f"{what} {folder}", f"is {file_kind(mode)}, not a folder of safetensors shards", hint=hint)
 
 
 def _nothing_here(folder: Path, identities: dict[str, Identity], what: str) -> NotFoundError:
@@ -265,7 +266,9 @@ def _read_weight_map(files: Files, path: str, identities: dict[str, Identity], s
     skipped = Patterns(skip)
     for shard in dict.fromkeys(weight_map.values()):
         if skipped.match(shard):
-            raise UsageError("--skip", f"leaves out shard {shown(shard)}, which the weight map names")
+            raise UsageError(
+                "--skip", f"leaves out shard {shown(shard)}, which the weight map names", hint="use a narrower pattern"
+            )
     check_shards_exist(weight_map, identities, what)
     return weight_map
 

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 # Two open checkpoints, the standard streams and an output fit into 64 descriptors.
 MAX_OPEN_FILES = 16
 READ_AT_ONCE_BYTES = 1 << 20
+# What helps when a file changed while it was read.
+AT_REST = "try again when nothing writes there"
+_MOST_PATTERNS = 10
 
 
 class Identity(NamedTuple):
@@ -95,7 +98,7 @@ def _list(folder: Path) -> list[os.DirEntry[str]]:
         with os.scandir(folder) as entries:
             return list(entries)
     except FileNotFoundError as error:
-        raise ConflictError(str(folder), "changed while reading: it is gone") from error
+        raise ConflictError(str(folder), "changed while reading: it is gone", hint=AT_REST) from error
     except OSError as error:
         raise LocalError(str(folder), f"cannot be listed: {error.strerror}") from error
 
@@ -107,13 +110,16 @@ def _status_of(entry: os.DirEntry[str]) -> os.stat_result:
         if entry.is_symlink():
             raise DamagedError(entry.path, f"is a link that leads to no file: {error.strerror}") from error
         if isinstance(error, FileNotFoundError):
-            raise ConflictError(entry.path, "changed while reading: it is gone") from error
+            raise ConflictError(entry.path, "changed while reading: it is gone", hint=AT_REST) from error
         raise LocalError(entry.path, f"cannot be read: {error.strerror}") from error
 
 
 def skip_hint(*patterns: str) -> str:
-    quoted = " ".join(f"--skip {_quoted(pattern)}" for pattern in dict.fromkeys(patterns))
-    return f"leave it out with {quoted}"
+    """Say how to leave out what the patterns match, each of them once, and not more than a line holds."""
+    different = list(dict.fromkeys(patterns))
+    quoted = " ".join(f"--skip {_quoted(pattern)}" for pattern in different[:_MOST_PATTERNS])
+    more = f" and {len(different) - _MOST_PATTERNS} more" if len(different) > _MOST_PATTERNS else ""
+    return f"leave it out with {quoted}{more}"
 
 
 def pattern_of(path: str) -> str:
@@ -240,7 +246,7 @@ class Files:
         return fd
 
     def _changed(self, path: str, how: str) -> ConflictError:
-        return ConflictError(str(self.root / path), f"changed while reading: {how}")
+        return ConflictError(str(self.root / path), f"changed while reading: {how}", hint=AT_REST)
 
 
 def check_same(root: Path, before: Mapping[str, Identity], now: Mapping[str, Identity]) -> None:
@@ -250,4 +256,4 @@ def check_same(root: Path, before: Mapping[str, Identity], now: Mapping[str, Ide
     for path in sorted(before.keys() | now.keys()):
         if before.get(path) != now.get(path):
             how = "it is gone" if path not in now else "it is new" if path not in before else "its identity is another"
-            raise ConflictError(str(root / path), f"changed while reading: {how}")
+            raise ConflictError(str(root / path), f"changed while reading: {how}", hint=AT_REST)

@@ -16,6 +16,7 @@ from dcr_cli.errors import DamagedError
 
 USUAL_NAME = "model.safetensors.index.json"
 
+_COPY_ALL = "copy all shards of the checkpoint"
 _NUMBERED = re.compile(r"(.*)-([0-9]+)-of-([0-9]+)\.safetensors", re.DOTALL)
 
 
@@ -42,7 +43,9 @@ def check_shards_exist(weight_map: Mapping[str, str], files: Collection[str], wh
     """Raise DamagedError if the weight map names a shard that is not among `files`."""
     for name, path in weight_map.items():
         if path not in files:
-            raise DamagedError(what, f"puts tensor {shown(name)} into shard {shown(path)}, which is not there")
+            raise DamagedError(
+                what, f"puts tensor {shown(name)} into shard {shown(path)}, which is not there", hint=_COPY_ALL
+            )
 
 
 def check_agreement(weight_map: Mapping[str, str], shard_of: Mapping[str, str], what: str) -> None:
@@ -81,4 +84,4 @@ def check_sets_complete(shards: Collection[str], what: str) -> None:
             facts = f"is one of {total} shards, of which {len(members)} are there"
             if missing is not None:
                 facts += f" and number {missing} is not"
-            raise DamagedError(what, f"shard {shown(next(iter(members.values())))} {facts}")
+            raise DamagedError(what, f"shard {shown(next(iter(members.values())))} {facts}", hint=_COPY_ALL)

@@ -29,6 +29,7 @@ MANIFEST_NAME, DIGESTS_NAME, COMMIT_NAME, PAYLOADS_NAME = "manifest.zst", "diges
 _NEW_COMMIT, _LOCK = f"{COMMIT_NAME}.new", ".dcr-lock"
 # What a stopped run may have left beside its payloads, and what these are called; nothing else is ever removed.
 _LEFT_OVER = frozenset((MANIFEST_NAME, DIGESTS_NAME, _NEW_COMMIT, _LOCK))
+_ELSEWHERE = "choose another place for the delta"
 _PAYLOAD = re.compile(r"[0-9]{6,}\.safetensors")
 
 
@@ -139,9 +140,13 @@ class DeltaOutput:
         for checkpoint in self._outside:
             root = checkpoint.resolve()
             if place == root or root in place.parents:
-                raise UsageError(str(self.name), f"a delta cannot lie inside the checkpoint {checkpoint}")
+                raise UsageError(
+                    str(self.name), f"a delta cannot lie inside the checkpoint {checkpoint}", hint=_ELSEWHERE
+                )
             if place in root.parents:
-                raise UsageError(str(self.name), f"a delta cannot be written around the checkpoint {checkpoint}")
+                raise UsageError(
+                    str(self.name), f"a delta cannot be written around the checkpoint {checkpoint}", hint=_ELSEWHERE
+                )
         for path in (place, place.parent):
             if path.exists() and not path.is_dir():
                 facts = f"{shown(str(path))} is {file_kind(path.stat().st_mode)}; a delta is a folder"
@@ -152,7 +157,7 @@ class DeltaOutput:
         changed = place if place.exists() else place.parent
         if not os.access(changed, os.W_OK | os.X_OK, effective_ids=True):
             facts = f"this process may not write into {shown(str(changed))}"
-            raise LocalError(str(self.name), facts, hint="choose another place for the delta")
+            raise LocalError(str(self.name), facts, hint=_ELSEWHERE)
 
 
 def _check_free(parent: Folder, place: Path) -> None:

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from dcr_cli.checkpoint.checkpoint import Tensor
 from dcr_cli.checkpoint.digest import DIGEST_BYTES, content_digest, digest_bytes, digest_text, object_digest
-from dcr_cli.checkpoint.folder import Files, Identity
+from dcr_cli.checkpoint.folder import AT_REST, Files, Identity
 from dcr_cli.checkpoint.header import Header, parse_header
-from dcr_cli.checkpoint.names import shown
+from dcr_cli.checkpoint.names import listed, shown
 from dcr_cli.checkpoint.parts import WEIGHT_MAP
 from dcr_cli.checkpoint.weight_map import check_agreement, parse_weight_map
 from dcr_cli.delta.delta import Delta
@@ -25,7 +25,7 @@ from dcr_cli.delta.manifest import FileRow, TensorRow
 from dcr_cli.delta.payload import PayloadReader, split_run
 from dcr_cli.errors import ConflictError, DamagedError, WrongBaseError
 from dcr_cli.receiver.passes import Digests, run_pass
-from dcr_cli.receiver.plan import Base, NewShard, Plan, make_plan, shard_of_tensors
+from dcr_cli.receiver.plan import IN_ORDER, Base, NewShard, Plan, make_plan, shard_of_tensors
 from dcr_cli.receiver.tasks import ShardWork, Source
 
 Progress = Callable[[str, int, int], None]
@@ -186,7 +186,7 @@ class Outcome:
         torn = (self._base[self._read] != digests.source[with_source]).any(axis=1)
         if torn.any():
             name = job.tensors[self._read[np.argmax(torn)]].name
-            raise ConflictError(job.what, f"tensor {shown(name)} changed while it was read")
+            raise ConflictError(job.what, f"tensor {shown(name)} changed while it was read", hint=AT_REST)
 
     @property
     def base_sums(self) -> Sums:
@@ -199,7 +199,8 @@ class Outcome:
         if wrong.any():
             number = self._read[np.argmax(wrong)]
             facts = f"tensor {shown(self._job.tensors[number].name)} has changed"
-            raise ConflictError(self._job.what, f"{facts}: {_expected(expected[number], self._base[number])}")
+            facts += f": {_expected(expected[number], self._base[number])}"
+            raise ConflictError(self._job.what, facts, hint=AT_REST)
 
     def check_target(self) -> None:
         """Raise DamagedError if a block could not be decoded, or if a tensor did not become what it must."""
@@ -233,9 +234,9 @@ def wrong_base(job: Job, sums: Sums) -> WrongBaseError:
     facts = f"is not the base of this delta: expected content blake3:{expected}, "
     facts += f"found blake3:{content_of(job.tensors, sums).hex()}"
     if len(wrong):
-        names = ", ".join(shown(str(job.target.rows[number].source)) for number in wrong[:3])
-        facts += f"; {len(wrong)} tensors that it does not change differ, {names}" + (", ..." if len(wrong) > 3 else "")
-    return WrongBaseError(job.what, facts, hint="apply the deltas in their order, or start from a full copy")
+        names = [str(job.target.rows[number].source) for number in wrong]
+        facts += f"; {len(wrong)} tensors that it does not change differ, {listed(names, 3)}"
+    return WrongBaseError(job.what, facts, hint=IN_ORDER)
 
 
 def content_of(tensors: Sequence[Tensor], sums: Sums) -> bytes:

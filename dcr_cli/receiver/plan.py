@@ -23,6 +23,8 @@ from dcr_cli.receiver.reshard import own_layout
 # What a change in place costs in the journal beside positions and values, for each block.
 _ENTRY_BYTES = 64
 _POSITION_BYTES = 4
+# What helps against a wrong base.
+IN_ORDER = "apply the deltas in their order, or start from a full copy"
 
 
 class Action(Enum):
@@ -112,20 +114,19 @@ def check_tensors(base: Base, rows: Sequence[TensorRow], removed: Sequence[str],
             continue
         tensor = base.by_name.get(row.source)
         if tensor is None:
-            raise WrongBaseError(
-                what, f"has no tensor {shown(row.source)}, from which the delta makes {shown(row.name)}"
-            )
+            facts = f"has no tensor {shown(row.source)}, from which the delta makes {shown(row.name)}"
+            raise WrongBaseError(what, facts, hint=IN_ORDER)
         elements = stored_elements(DTYPES[row.dtype], row.shape)
         if tensor.dtype.name != row.dtype or tensor.elements != elements:
             facts = f"expected {elements} elements of {row.dtype}, found {tensor.elements} of {tensor.dtype.name}"
-            raise WrongBaseError(what, f"tensor {shown(row.source)}: {facts}")
+            raise WrongBaseError(what, f"tensor {shown(row.source)}: {facts}", hint=IN_ORDER)
     for name in removed:
         if name not in base.by_name:
-            raise WrongBaseError(what, f"has no tensor {shown(name)}, which the delta removes")
+            raise WrongBaseError(what, f"has no tensor {shown(name)}, which the delta removes", hint=IN_ORDER)
     names = {row.name for row in rows}
     for name in base.by_name:
         if name not in names and name not in removed:
-            raise WrongBaseError(what, f"has tensor {shown(name)}, which the delta does not know")
+            raise WrongBaseError(what, f"has tensor {shown(name)}, which the delta does not know", hint=IN_ORDER)
 
 
 def make_plan(

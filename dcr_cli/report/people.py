@@ -67,12 +67,11 @@ def amount(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
-def names(listed: Sequence[str], most: int = MOST_LISTED) -> str:
+def names(given: Sequence[str], most: int = MOST_LISTED) -> str:
     """List names on one line, only so many of them."""
-    from dcr_cli.checkpoint.names import shown
+    from dcr_cli.checkpoint.names import listed
 
-    more = f" and {len(listed) - most:,} more" if len(listed) > most else ""
-    return ", ".join(shown(name) for name in listed[:most]) + more
+    return listed(given, most)
 
 
 def facts(rows: Iterable[tuple[str, str]]) -> Iterator[Line]:
