@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from dcr_cli.checkpoint.header import file_kind
-from dcr_cli.errors import ConflictError, DamagedError, LocalError
+from dcr_cli.errors import ConflictError, DamagedError, LocalError, hint_of
 
 # Called before each step with what is about to happen and to which path; "rename", "link" and "clone" have a second
 # path.
@@ -446,7 +446,7 @@ def _translated(error: OSError, path: Path, facts: str) -> LocalError | DamagedE
         return DamagedError(str(path), f"{facts}: it is, or is below, a link or a file where a folder should be")
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return NoRoomError(str(path), f"{facts}: {error.strerror}", hint="make room and run the same command again")
-    return LocalError(str(path), f"{facts}: {error.strerror}")
+    return LocalError(str(path), f"{facts}: {error.strerror}", hint=hint_of(error))
 
 
 def may_give_owner(status: os.stat_result) -> bool:

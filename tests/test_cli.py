@@ -400,6 +400,11 @@ def test_names_that_look_like_options_are_taken_literally_after_dashes(
         (DamagedError("x", "y", hint="z"), 4, "dcr: x: y\nhint: z\n"),
         (OSError(errno.ENOSPC, "No space left on device", "/a/b"), 9, "dcr: /a/b: No space left on device\n"),
         (OSError(errno.EXDEV, "Cross-device link", "/a", None, "/b"), 9, "dcr: /a and /b: Cross-device link\n"),
+        (
+            PermissionError(errno.EACCES, "Permission denied", "/a"),
+            9,
+            "dcr: /a: Permission denied\nhint: run as a user who may, or have its mode changed\n",
+        ),
         (MemoryError(), 9, "dcr: memory: not enough for this step\nhint: try fewer --jobs\n"),
         (BrokenPipeError(errno.EPIPE, "Broken pipe"), 141, ""),
         (KeyboardInterrupt(), 130, "dcr: stopped: by signal SIGINT\nhint: run the same command again\n"),

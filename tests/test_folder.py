@@ -93,8 +93,9 @@ def test_a_folder_that_cannot_be_listed(tmp_path: Path, monkeypatch: pytest.Monk
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(os, "scandir", refuse)
-    with pytest.raises(LocalError, match="cannot be listed: Permission denied"):
+    with pytest.raises(LocalError, match="cannot be listed: Permission denied") as caught:
         scan(tmp_path)
+    assert caught.value.hint == "run as a user who may, or have its mode changed"
 
 
 # Skipping

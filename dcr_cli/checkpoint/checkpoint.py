@@ -42,7 +42,16 @@ from dcr_cli.checkpoint.weight_map import (
     check_shards_exist,
     parse_weight_map,
 )
-from dcr_cli.errors import NOT_SET, DamagedError, IncompleteError, LocalError, NotFoundError, UsageError, WrongBaseError
+from dcr_cli.errors import (
+    NOT_SET,
+    DamagedError,
+    IncompleteError,
+    LocalError,
+    NotFoundError,
+    UsageError,
+    WrongBaseError,
+    hint_of,
+)
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -162,7 +171,9 @@ def is_incomplete(root: str | os.PathLike[str]) -> bool:
     except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError as error:
-        raise LocalError(str(marker), f"cannot tell whether an apply is in progress: {error.strerror}") from error
+        raise LocalError(
+            str(marker), f"cannot tell whether an apply is in progress: {error.strerror}", hint=hint_of(error)
+        ) from error
     return True
 
 
@@ -232,7 +243,7 @@ def _check_folder(folder: Path, what: str) -> None:
     except (FileNotFoundError, NotADirectoryError, ValueError) as error:
         raise NotFoundError(f"{what} {folder}", "no such folder") from error
     except OSError as error:
-        raise LocalError(f"{what} {folder}", f"cannot be looked at: {error.strerror}") from error
+        raise LocalError(f"{what} {folder}", f"cannot be looked at: {error.strerror}", hint=hint_of(error)) from error
     if not stat.S_ISDIR(mode):
         hint = f"give the folder that it lies in, {folder.parent}" if folder.name.endswith(SHARD_SUFFIX) else None
         raise NotFoundError(f"{what} {folder}", f"is {file_kind(mode)}, not a folder of safetensors shards", hint=hint)

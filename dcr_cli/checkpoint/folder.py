@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from dcr_cli.checkpoint.header import bytes_view, file_kind
 from dcr_cli.checkpoint.patterns import Patterns
-from dcr_cli.errors import ConflictError, DamagedError, LocalError
+from dcr_cli.errors import ConflictError, DamagedError, LocalError, hint_of
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -100,7 +100,7 @@ def _list(folder: Path) -> list[os.DirEntry[str]]:
     except FileNotFoundError as error:
         raise ConflictError(str(folder), "changed while reading: it is gone", hint=AT_REST) from error
     except OSError as error:
-        raise LocalError(str(folder), f"cannot be listed: {error.strerror}") from error
+        raise LocalError(str(folder), f"cannot be listed: {error.strerror}", hint=hint_of(error)) from error
 
 
 def _status_of(entry: os.DirEntry[str]) -> os.stat_result:
@@ -111,7 +111,7 @@ def _status_of(entry: os.DirEntry[str]) -> os.stat_result:
             raise DamagedError(entry.path, f"is a link that leads to no file: {error.strerror}") from error
         if isinstance(error, FileNotFoundError):
             raise ConflictError(entry.path, "changed while reading: it is gone", hint=AT_REST) from error
-        raise LocalError(entry.path, f"cannot be read: {error.strerror}") from error
+        raise LocalError(entry.path, f"cannot be read: {error.strerror}", hint=hint_of(error)) from error
 
 
 def skip_hint(*patterns: str) -> str:
@@ -175,7 +175,9 @@ class Files:
                 try:
                     count = os.preadv(fd, [view], offset)
                 except OSError as error:
-                    raise LocalError(str(self.root / path), f"cannot be read: {error.strerror}") from error
+                    raise LocalError(
+                        str(self.root / path), f"cannot be read: {error.strerror}", hint=hint_of(error)
+                    ) from error
                 if not count:
                     raise self._changed(path, "it became shorter")
                 view = view[count:]
@@ -239,7 +241,9 @@ class Files:
         except (FileNotFoundError, NotADirectoryError) as error:
             raise self._changed(path, "it is gone") from error
         except OSError as error:
-            raise LocalError(str(self.root / path), f"cannot be opened: {error.strerror}") from error
+            raise LocalError(
+                str(self.root / path), f"cannot be opened: {error.strerror}", hint=hint_of(error)
+            ) from error
         if identity_of(os.fstat(fd)) != self._identities[path]:
             os.close(fd)
             raise self._changed(path, "its size, inode or times are other ones")

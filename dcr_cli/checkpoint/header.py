@@ -19,7 +19,7 @@ from typing import Any
 
 from dcr_cli.checkpoint.json_text import MAX_U64, check_levels, load_json, plain_object
 from dcr_cli.checkpoint.names import shown
-from dcr_cli.errors import ConflictError, DamagedError, LocalError
+from dcr_cli.errors import ConflictError, DamagedError, LocalError, hint_of
 
 LENGTH_BYTES = 8
 MAX_HEADER_BYTES = 100_000_000
@@ -346,5 +346,5 @@ def _pread(fd: int, size: int, offset: int, what: str) -> bytes:
             size -= len(part)
             offset += len(part)
     except OSError as error:
-        raise LocalError(what, f"cannot be read: {error.strerror}") from error
+        raise LocalError(what, f"cannot be read: {error.strerror}", hint=hint_of(error)) from error
     return parts[0] if len(parts) == 1 else b"".join(parts)

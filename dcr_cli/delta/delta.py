@@ -21,7 +21,7 @@ from dcr_cli.delta.commit import COMMIT_LIMIT, Commit, decode_commit, open_diges
 from dcr_cli.delta.document import CONTENT_LIMIT, COPY_DELTA
 from dcr_cli.delta.manifest import Manifest, TensorRow
 from dcr_cli.delta.output import COMMIT_NAME, DIGESTS_NAME, MANIFEST_NAME, PAYLOADS_NAME
-from dcr_cli.errors import DamagedError, LocalError, NotFoundError
+from dcr_cli.errors import DamagedError, LocalError, NotFoundError, hint_of
 
 # What zstd makes of content that cannot be compressed is larger than it by less than this.
 _OBJECT_LIMIT = CONTENT_LIMIT + (CONTENT_LIMIT >> 7)
@@ -81,7 +81,7 @@ def _check_folder(root: Path) -> None:
     except NotADirectoryError as error:
         raise NotFoundError(str(root), "is not a folder; a delta is one", hint=_MAKE) from error
     except OSError as error:
-        raise LocalError(str(root), f"cannot be listed: {error.strerror}") from error
+        raise LocalError(str(root), f"cannot be listed: {error.strerror}", hint=hint_of(error)) from error
     if COMMIT_NAME in names:
         return
     if MANIFEST_NAME in names or DIGESTS_NAME in names or PAYLOADS_NAME in names:
@@ -100,7 +100,7 @@ def _read(root: Path, name: str, limit: int) -> bytes:
     except FileNotFoundError as error:
         raise DamagedError(what, "is missing; the delta is incomplete", hint=COPY_DELTA) from error
     except OSError as error:
-        raise LocalError(what, f"cannot be read: {error.strerror}") from error
+        raise LocalError(what, f"cannot be read: {error.strerror}", hint=hint_of(error)) from error
     if not stat.S_ISREG(status.st_mode):
         raise DamagedError(what, f"is {file_kind(status.st_mode)}, not a file")
     if status.st_size > limit:

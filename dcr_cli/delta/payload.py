@@ -25,7 +25,7 @@ from dcr_cli.delta.bits import BitReader, BitWriter, write_varint
 from dcr_cli.delta.document import COPY_DELTA, FORMAT, HEADER_LIMIT, check_format
 from dcr_cli.delta.manifest import PayloadRow, Run
 from dcr_cli.delta.manifest_rules import PAYLOAD_DATA_LIMIT
-from dcr_cli.errors import DamagedError, LocalError
+from dcr_cli.errors import DamagedError, LocalError, hint_of
 
 WIDTHS = (1, 2, 4, 8)
 CLASSES, STATES_PER_CLASS = 16, 32
@@ -273,7 +273,7 @@ class PayloadReader:
         except (FileNotFoundError, NotADirectoryError) as error:
             raise DamagedError(what, "is missing, though the manifest names it", hint=COPY_DELTA) from error
         except OSError as error:
-            raise LocalError(what, f"cannot be read: {error.strerror}") from error
+            raise LocalError(what, f"cannot be read: {error.strerror}", hint=hint_of(error)) from error
         if not stat.S_ISREG(status.st_mode):
             raise DamagedError(what, f"is {file_kind(status.st_mode)}, not a payload")
         if status.st_size != row.bytes:
