@@ -256,7 +256,7 @@ def test_a_state_that_cannot_be_seen_is_not_taken_for_complete(root: Path, monke
         is_incomplete(root)
 
 
-# Shards and weight map at odds (bugs.md B18, B20, B21, B26, B27)
+# Shards and weight map at odds
 
 
 def test_a_shard_that_is_missing(root: Path) -> None:
