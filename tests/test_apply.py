@@ -790,16 +790,16 @@ class TestArguments:
         shutil.copytree(delta, inside)
         (tmp_path / "around").mkdir()
         shutil.copytree(base, delta / "receiver")
-        for arguments in (
-            {"delta": inside, "checkpoint": base},
-            {"delta": delta, "checkpoint": delta / "receiver"},
-            {"delta": delta, "checkpoint": base, "to": base / "out"},
-            {"delta": delta, "checkpoint": base, "to": base},
-            {"delta": delta, "checkpoint": base, "to": delta / "out"},
-            {"delta": delta, "checkpoint": base, "to": tmp_path},
+        for source, checkpoint, to in (
+            (inside, base, None),
+            (delta, delta / "receiver", None),
+            (delta, base, base / "out"),
+            (delta, base, base),
+            (delta, base, delta / "out"),
+            (delta, base, tmp_path),
         ):
             with pytest.raises(UsageError, match="inside"):
-                apply(**arguments)
+                apply(source, checkpoint, to=to)
 
     def test_what_excludes_each_other(self, tiny: tuple[Path, Path, Path], tmp_path: Path) -> None:
         base, _, delta = tiny
@@ -829,10 +829,8 @@ class TestArguments:
 
 
 class TestDry:
-    @pytest.mark.parametrize("options", [{}, {"mode": "in-place"}])
-    def test_nothing_is_written(
-        self, rich_pair: tuple[Path, Path, Path], tmp_path: Path, options: dict[str, str]
-    ) -> None:
+    @pytest.mark.parametrize("mode", ["replace", "in-place"])
+    def test_nothing_is_written(self, rich_pair: tuple[Path, Path, Path], tmp_path: Path, mode: str) -> None:
         base, _, delta = rich_pair
         names = names_below(base)
 
@@ -840,7 +838,7 @@ class TestDry:
             raise AssertionError(f"{kind} {path}")
 
         with watching(refuse):
-            result = apply(delta, base, dry_run=True, **options)
+            result = apply(delta, base, dry_run=True, mode=mode)
         assert result.dry_run
         assert not result.already
         assert result.files_changed

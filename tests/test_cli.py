@@ -65,10 +65,11 @@ ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYT
 
 
 def spawn(*arguments: str | Path, **options: Any) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(
-        [sys.executable, "-m", "dcr_cli", *map(str, arguments)],
-        **({"capture_output": True, "timeout": 60, "env": ENVIRONMENT} | options),
-    )
+    """Run a command in a process of its own; its output is captured unless it is told to go elsewhere."""
+    streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": ENVIRONMENT}
+    command = [sys.executable, "-m", "dcr_cli", *map(str, arguments)]
+    ran: subprocess.CompletedProcess[bytes] = subprocess.run(command, timeout=60, **(streams | options))
+    return ran
 
 
 def is_failure(ran: Ran, code: int, message: str, hint: str = "") -> bool:
@@ -447,26 +448,26 @@ def test_a_closed_pipe_is_141_without_a_word(tiny_pair: tuple[Path, Path]) -> No
         reading, writing = os.pipe()
         os.close(reading)
         with os.fdopen(writing, "wb") as closed:
-            ran = spawn(*arguments, capture_output=False, stdout=closed, stderr=subprocess.PIPE)
+            ran = spawn(*arguments, stdout=closed, stderr=subprocess.PIPE)
         assert (ran.returncode, ran.stderr) == (141, b"")
 
 
 def test_a_full_output_is_told_in_one_line(tiny_pair: tuple[Path, Path]) -> None:
     for arguments in (["inspect", tiny_pair[0]], ["inspect", tiny_pair[0], "--json"], ["--help"]):
         with open("/dev/full", "wb") as full:
-            ran = spawn(*arguments, capture_output=False, stdout=full, stderr=subprocess.PIPE)
+            ran = spawn(*arguments, stdout=full, stderr=subprocess.PIPE)
         assert (ran.returncode, ran.stderr) == (9, b"dcr: standard output: No space left on device\n")
 
 
 def test_a_failure_keeps_its_code_when_the_output_is_full(tmp_path: Path) -> None:
     with open("/dev/full", "wb") as full:
-        ran = spawn("show", tmp_path, "--json", capture_output=False, stdout=full, stderr=subprocess.PIPE)
+        ran = spawn("show", tmp_path, "--json", stdout=full, stderr=subprocess.PIPE)
     assert ran.returncode == 3 and ran.stderr.startswith(b"dcr: ")
 
 
 def test_a_full_output_does_not_undo_an_apply(tiny_pair: tuple[Path, Path], delta: Path, run: Run) -> None:
     with open("/dev/full", "wb") as full:
-        ran = spawn("apply", delta, tiny_pair[0], capture_output=False, stdout=full, stderr=full)
+        ran = spawn("apply", delta, tiny_pair[0], stdout=full, stderr=full)
     assert ran.returncode == 9
     assert run("verify", tiny_pair[0], "--against", tiny_pair[1]).code == 0
 

@@ -281,8 +281,8 @@ def test_another_delta_meanwhile(place: Path, mode: str) -> None:
     finish(case)
 
 
-@pytest.mark.parametrize("other", [{"mode": "in-place"}, {"mode": "replace"}])
-def test_finished_as_it_was_begun(place: Path, other: dict[str, str]) -> None:
+@pytest.mark.parametrize("other", ["in-place", "replace"])
+def test_finished_as_it_was_begun(place: Path, other: str) -> None:
     """The mode that is asked for now does not count, nor where the delta lies."""
     for mode in ("replace", "in-place"):
         (place / mode).mkdir()
@@ -290,7 +290,7 @@ def test_finished_as_it_was_begun(place: Path, other: dict[str, str]) -> None:
         _stop_when_marked(case)
         moved = place / f"moved-{mode}"
         case.delta.rename(moved)
-        result = apply(moved, case.work / "receiver", **other)
+        result = apply(moved, case.work / "receiver", mode=other)
         assert (result.recovered, result.mode) == (True, mode)
         case.check_end()
 

@@ -36,10 +36,10 @@ def step(tensor: TensorData, seed: int, share: float) -> TensorData:
     return dtype, shape, bits.tobytes()
 
 
-def compare(tmp_path: Path, base: Tensors, target: Tensors, **options: str) -> DiffResult:
+def compare(tmp_path: Path, base: Tensors, target: Tensors, encoding: str = "auto") -> DiffResult:
     write_checkpoint(tmp_path / "base", base)
     write_checkpoint(tmp_path / "target", target)
-    return diff(tmp_path / "base", tmp_path / "target", tmp_path / "delta", **options)
+    return diff(tmp_path / "base", tmp_path / "target", tmp_path / "delta", encoding=encoding)
 
 
 def folder_bytes(folder: Path) -> dict[str, bytes]:

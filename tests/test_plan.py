@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import ClassVar
 
 import pytest
@@ -61,7 +62,7 @@ def file_row(path: str, content: bytes, kind: int = 2, *, carried: bool = True) 
 def plan_of(
     base: Base,
     rows: list[TensorRow],
-    target: dict[str, tuple[str, ...]] | None = None,
+    target: Mapping[str, tuple[str, ...]] | None = None,
     files: tuple[FileRow, ...] = (),
     *,
     removed: tuple[RemovedFile, ...] = (),

@@ -557,7 +557,8 @@ class TestLimits:
                 if os.geteuid() == 0:
                     _open_to_all(receiver)
             case "mount":
-                commands = (["mount", "--bind", receiver, receiver], ["mount", "-o", "remount,ro,bind", receiver])
+                place = str(receiver)
+                commands = (["mount", "--bind", place, place], ["mount", "-o", "remount,ro,bind", place])
                 if any(subprocess.run(command, capture_output=True).returncode for command in commands):
                     pytest.skip("cannot mount here")
             case "attribute":
