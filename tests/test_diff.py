@@ -310,6 +310,28 @@ def test_two_at_once_cannot_write_one_delta(tiny_pair: tuple[Path, Path], tmp_pa
     assert folder_bytes(tmp_path / "delta") == folder_bytes(tmp_path / "alone")
 
 
+def test_a_delta_that_is_finished_first_outlives_the_other(tiny_pair: tuple[Path, Path], tmp_path: Path) -> None:
+    """Another run ends between the look at the folder and its lock."""
+    base = tiny_pair[0]
+    made: list[dict[str, bytes]] = []
+
+    def be_faster(kind: str, path: str, other: str) -> None:
+        if path.endswith(".dcr-lock") and not made:
+            made.append({})
+            diff(base, base, tmp_path / "delta")
+            made[0] = {**folder_bytes(tmp_path / "delta")}
+
+    (tmp_path / "delta").mkdir()
+    durable.hooks.append(be_faster)
+    try:
+        with pytest.raises(ConflictError, match="not empty"):
+            diff(*tiny_pair, tmp_path / "delta")
+    finally:
+        durable.hooks.remove(be_faster)
+    assert folder_bytes(tmp_path / "delta") == made[0]
+    assert (tmp_path / "delta" / "payloads").is_dir()
+
+
 def test_what_a_run_did_not_write_outlives_its_failure(tiny_pair: tuple[Path, Path], tmp_path: Path) -> None:
     def fail(kind: str, path: str, other: str) -> None:
         if kind == "create" and path.endswith("manifest.zst"):

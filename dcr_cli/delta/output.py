@@ -27,9 +27,9 @@ from dcr_cli.locking import LockedFolder, lock_folder
 
 MANIFEST_NAME, DIGESTS_NAME, COMMIT_NAME, PAYLOADS_NAME = "manifest.zst", "digests.zst", "commit.json", "payloads"
 _NEW_COMMIT, _LOCK = f"{COMMIT_NAME}.new", ".dcr-lock"
+_ELSEWHERE = "choose another place for the delta"
 # What a stopped run may have left beside its payloads, and what these are called; nothing else is ever removed.
 _LEFT_OVER = frozenset((MANIFEST_NAME, DIGESTS_NAME, _NEW_COMMIT, _LOCK))
-_ELSEWHERE = "choose another place for the delta"
 _PAYLOAD = re.compile(r"[0-9]{6,}\.safetensors")
 
 
@@ -38,8 +38,8 @@ class DeltaOutput:
 
     Complete once `finish` returns. If it is left before, by an error, what it wrote is removed; if the process is
     killed, the folder has no commit, reads as incomplete, and the next delta may take its name. A dry run checks that
-    the folder can be had, and writes nothing. Raises UsageError,
-    ConflictError (another one is being written there, or something else is there) or LocalError when it is entered.
+    the folder can be had, and writes nothing. Raises UsageError, ConflictError (another one is being written there, or
+    something else is there) or LocalError when it is entered.
     """
 
     def __init__(
@@ -53,6 +53,7 @@ class DeltaOutput:
         self._outside = outside
         self._locked: LockedFolder | None = None
         self._written: list[str] = []
+        self._has_payloads = False
 
     def __enter__(self) -> Self:
         if self.folder is not None:
@@ -67,7 +68,7 @@ class DeltaOutput:
                     parent.sync()
                     _check_free(parent, self.folder)
                     _clear(self._locked.folder)
-                    self._locked.folder.make_folder(PAYLOADS_NAME)
+                    self._has_payloads = self._locked.folder.make_folder(PAYLOADS_NAME)
                 except BaseException as error:
                     self._leave(self._locked, self.folder, error)
                     raise
@@ -87,7 +88,8 @@ class DeltaOutput:
                 # The commit first: without it, the rest is no delta.
                 for name in reversed(self._written):
                     folder.remove(name, missing_ok=True)
-                folder.remove_folder(PAYLOADS_NAME, used_ok=True)
+                if self._has_payloads:
+                    folder.remove_folder(PAYLOADS_NAME, used_ok=True)
             folder.remove(_LOCK)
             if error is not None and locked.was_made:
                 with open_folder(place.parent) as parent:
