@@ -28,8 +28,8 @@ from dcr_cli.checkpoint.checkpoint import open_checkpoint
 from dcr_cli.checkpoint.digest import State
 from dcr_cli.durable import open_folder
 from dcr_cli.errors import ConflictError, DamagedError, DcrError, IncompleteError, LocalError, WrongBaseError
+from dcr_cli.locking import lock
 from dcr_cli.process import Stopped, signals_raised
-from dcr_cli.receiver.locking import lock
 from dcr_cli.receiver.receiver import Marker, decode_marker, encode_marker
 from dcr_cli.receiver.record import Record, read_record
 from dcr_cli.verify import verify
@@ -713,7 +713,8 @@ class TestLimits:
                 if os.geteuid() == 0:
                     _open_to_all(receiver)
             case "mount":
-                commands = (["mount", "--bind", receiver, receiver], ["mount", "-o", "remount,ro,bind", receiver])
+                place = str(receiver)
+                commands = (["mount", "--bind", place, place], ["mount", "-o", "remount,ro,bind", place])
                 if any(subprocess.run(command, capture_output=True).returncode for command in commands):
                     pytest.skip("cannot mount here")
             case "attribute":
