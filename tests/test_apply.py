@@ -318,6 +318,31 @@ class TestOwnShards:
         (own / "old.txt").write_bytes(b"another one")
         assert apply(delta, own).foreign == ("old.txt",)
 
+    @pytest.mark.parametrize("way", WAYS)
+    def test_what_goes_makes_way(self, tmp_path: Path, way: str) -> None:
+        """A file for a folder of its name, and a folder for a file."""
+        old, new = tiny_tensors()
+        before, after = {"a": b"a", "b/c": b"c"}, {"a/b": b"b", "b": b"b"}
+        base = write_checkpoint(tmp_path / "base", old, sidecars=before)
+        target = write_checkpoint(tmp_path / "target", new, sidecars=after)
+        delta = make_delta(base, target, tmp_path / "delta")
+        own = write_checkpoint(tmp_path / "own", old, shards=3, sidecars=before)
+        found, _ = apply_by(way, delta, own, tmp_path / "work")
+        assert verify(found, against=target).matches
+        assert len(open_checkpoint(found).shards) == 3
+
+    def test_the_targets_tensors_with_a_file_that_goes(
+        self, rich_pair: tuple[Path, Path, Path], tmp_path: Path
+    ) -> None:
+        _, target, delta = rich_pair
+        sidecars = {path: data for path, data in tree(target).items() if ".safetensors" not in path}
+        sidecars["old/notes.txt"] = b"old"
+        own = write_checkpoint(tmp_path / "own", rich_tensors()[1], shards=3, sidecars=sidecars)
+        with pytest.raises(WrongBaseError, match=r"not its files, the delta removes old/notes\.txt"):
+            apply(delta, own)
+        shutil.rmtree(own / "old")
+        assert apply(delta, own).already
+
     def test_it_is_not_exact_later_either(self, rich_pair: tuple[Path, Path, Path], receiver: Path) -> None:
         assert not apply(rich_pair[2], receiver).exact
         again = apply(rich_pair[2], receiver)
