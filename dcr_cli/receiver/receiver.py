@@ -81,9 +81,10 @@ class Receiver:
         self.root = root
         locked = lock_folder(root, STATE_FOLDER, LOCK, PRIVATE_FOLDER_MODE)
         self.home, self._lock, self.was_made = locked.folder, locked.lock, locked.was_made
-        self.is_marked = False
         self.has_record = not self.was_made
         try:
+            # Whoever asks for no marker tidies up nothing that one tells of.
+            self.is_marked = self.home.status(MARKER) is not None
             self.open_to_readers(os.fstat(root.fd))
         except BaseException:
             with self._lock, self.home:
