@@ -170,4 +170,6 @@ def _check_apart(delta: Path, checkpoint: Path, to: Path | None) -> None:
     for name, place in places.items():
         for other, around in places.items():
             if name != other and (place == around or around in place.parents):
-                raise UsageError(str(place), f"the {name} cannot lie inside the {other} {around}")
+                raise UsageError(
+                    str(place), f"the {name} cannot lie inside the {other} {around}", hint=f"have the {name} elsewhere"
+                )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import json as json_text
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from dcr_cli import __version__, process
-from dcr_cli.errors import DcrError, UsageError
+from dcr_cli.errors import NOT_SET, DcrError, UsageError
 from dcr_cli.work import MOST_DEFAULT_JOBS, default_jobs
 
 if TYPE_CHECKING:
@@ -140,16 +141,24 @@ def _run(given: list[str], session: Session) -> int:
         # passes through it (it would end a closed pipe and an interrupt in ways of its own).
         work = typer.main.get_command(app).main(given, prog_name="dcr", standalone_mode=False, obj=session)
     except typer.TyperException as error:
-        raise _usage_error(error, session.command) from error
+        raise _usage_error(error, session.command, given) from error
     if callable(work):
         return int(work())
     process.write(sys.stdout, session.text)
     return int(work or 0)
 
 
-def _usage_error(error: typer.TyperException, command: str | None) -> DcrError:
-    message = error.format_message().strip().rstrip(".").replace("Value error, ", "")
+def _usage_error(error: typer.TyperException, command: str | None, given: list[str]) -> DcrError:
+    message = (
+        re.sub(r" \(Possible options: .*\)$", "", error.format_message().strip())
+        .rstrip(".")
+        .replace("Value error, ", "")
+    )
     message = message[:1].lower() + message[1:]
+    words = _before_dashes(given)
+    named = next((word for word in words if word in COMMANDS), None)
+    if named is not None and words[0].startswith("-"):
+        return UsageError("arguments", message, hint=f"options come after the command: dcr {named} ... {words[0]}")
     if command in COMMANDS:
         return UsageError(command, message, hint=f"dcr {command} --help")
     return UsageError("arguments", message, hint="options come after the command; dcr --help lists the commands")
@@ -221,7 +230,7 @@ def _common(
     show_help: Help = False,
 ) -> Options:
     if quiet and verbose:
-        raise UsageError("arguments", "--quiet and --verbose contradict each other")
+        raise UsageError("arguments", "--quiet and --verbose contradict each other", hint="leave one of them out")
     return Options(json, quiet, verbose, no_progress, jobs)
 
 
@@ -257,7 +266,7 @@ def _root(context: typer.Context, version: Version = False, show_help: Help = Fa
 
 def _path(text: str, name: str) -> Path:
     if not text:
-        raise UsageError(name, "an empty path")
+        raise UsageError(name, "an empty path", hint=NOT_SET)
     return Path(text)
 
 
@@ -272,6 +281,7 @@ def diff(
     stat: Annotated[bool, typer.Option("--stat", help="List the tensors that changed.")] = False,
     exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit with 1 if the two differ.")] = False,
     encoding: Annotated[Encoding, typer.Option("--encoding", help="How changes are written.")] = "auto",
+    dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Say what would be written; write nothing.")] = False,
     skip: Skip = None,
 ) -> int:
     """Find the changes from BASE to TARGET, bit for bit, and with -o write them as a delta."""
@@ -286,6 +296,7 @@ def diff(
             where,
             encoding=encoding,
             jobs=session.jobs,
+            dry_run=dry_run,
             skip=skip or (),
             progress=progress,
         )

@@ -5,6 +5,7 @@ Scanning runs in threads, block by block, in bounded memory; coding is encoder.p
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,10 +19,12 @@ from numpy.typing import NDArray
 
 from dcr_cli.checkpoint.checkpoint import Checkpoint, FileDigest, Reader, Tensor, open_checkpoint
 from dcr_cli.checkpoint.digest import State, add, content_digest, digest_bytes, files_digest, no_digest
+from dcr_cli.checkpoint.parts import SIDECAR
+from dcr_cli.checkpoint.patterns import MAX_PATTERNS_BYTES
 from dcr_cli.delta.choice import ALLOWED, Allowed, Choice
 from dcr_cli.delta.encoder import PieceEncoder
 from dcr_cli.delta.encoding import BLOCK_BYTES, Encoding, block_elements, encode_whole
-from dcr_cli.delta.manifest import FileRow, Manifest, Piece, Run, TensorRow
+from dcr_cli.delta.manifest import FileRow, Manifest, Piece, RemovedFile, Run, TensorRow
 from dcr_cli.delta.matching import Matching, match
 from dcr_cli.delta.output import DeltaOutput
 from dcr_cli.delta.scan import (
@@ -59,7 +62,11 @@ class DiffRow:
 
 @dataclass(frozen=True, slots=True)
 class DiffResult:
-    """What two checkpoints differ in. Sizes are in bytes; `delta_bytes` is what the whole delta folder takes."""
+    """What two checkpoints differ in. Sizes are in bytes; `delta_bytes` is what the whole delta folder takes.
+
+    `encodings` are the changed tensors of each encoding, `encoding_bytes` the bytes that their changes take in the
+    delta. `output` is where it was written or, for a dry run, would be.
+    """
 
     tensors: int
     elements: int
@@ -76,7 +83,9 @@ class DiffResult:
     base: State
     target: State
     encodings: dict[str, int]
+    encoding_bytes: dict[str, int]
     output: str | None
+    dry_run: bool
     rows: tuple[DiffRow, ...]
 
     @property
@@ -92,22 +101,27 @@ def diff(
     *,
     encoding: str = "auto",
     jobs: int | None = None,
+    dry_run: bool = False,
     skip: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> DiffResult:
     """Compare checkpoint `target` with checkpoint `base`; with `output`, write the delta there.
 
-    `output` must not exist, or be an empty folder, or hold a delta that was never finished; it is complete when its
-    commit.json is there. Without it the same work is done and nothing is written. Memory does not depend on the size
-    of the checkpoints. Raises NotFoundError, DamagedError, ConflictError (a source changed while it was read, the
-    output is taken), LocalError, UsageError.
+    `output` must not exist, or be an empty folder, or hold a delta that was never finished and that nobody is writing;
+    it is complete when its commit.json is there. Without it, and in a dry run, the same work is done and nothing is
+    written. Memory does not depend on the size of the checkpoints. Raises NotFoundError, DamagedError, ConflictError
+    (a source changed while it was read, the output is taken), LocalError, UsageError.
     """
     if encoding not in ALLOWED:
         raise UsageError("encoding", f"one of {', '.join(ALLOWED)} expected, found {encoding!r}")
+    pattern_bytes = sum(len(os.fsencode(pattern)) for pattern in skip)
+    if pattern_bytes > MAX_PATTERNS_BYTES:
+        facts = f"all patterns together have {pattern_bytes} bytes, at most {MAX_PATTERNS_BYTES} are allowed"
+        raise UsageError("--skip", facts, hint="use fewer patterns, with * for what names have in common")
     old = open_checkpoint(base, skip=skip, what="base")
     new = open_checkpoint(target, skip=skip, what="target")
     with ExitStack() as stack:
-        sink = stack.enter_context(DeltaOutput(output, outside=(old.root, new.root)))
+        sink = stack.enter_context(DeltaOutput(output, outside=(old.root, new.root), dry_run=dry_run))
         readers = stack.enter_context(old.reader()), stack.enter_context(new.reader())
         pool = stack.enter_context(ThreadPoolExecutor(jobs or default_jobs(), "dcr-diff"))
         stack.callback(pool.shutdown, wait=True, cancel_futures=True)
@@ -163,7 +177,7 @@ class _Run:
         file_rows, base_files, target_files = self._files()
         self.base_reader.check_unchanged()
         self.target_reader.check_unchanged()
-        manifest = self._manifest(file_rows)
+        manifest = self._manifest(file_rows, base_files)
         base_state, target_state = self._states(base_files, target_files)
         tensor_digests = [digest_bytes(row.target_digest) for row in self.rows]
         self.sink.finish(manifest, tensor_digests, base_state, target_state)
@@ -306,7 +320,7 @@ class _Run:
             writer.add_block(encode_whole(np.frombuffer(data[start : start + BLOCK_BYTES], np.uint8)), None)
         return writer.end_piece()
 
-    def _manifest(self, files: list[FileRow]) -> Manifest:
+    def _manifest(self, files: list[FileRow], base_files: list[FileDigest]) -> Manifest:
         tensors = []
         for row in self.rows:
             origin = row if row.twin is None else self.rows[row.twin]
@@ -320,7 +334,14 @@ class _Run:
             source = row.source.name if row.source is not None else None
             tensors.append(TensorRow(row.tensor.name, row.tensor.dtype.name, row.tensor.shape, source, pieces, digest))
         removed = tuple(t.name for t in self.base.tensors if t.name not in self.target.by_name)
-        return Manifest(tuple(tensors), removed, tuple(files), self.sink.writer.finish(), self.target.skipped)
+        kept = {row.path for row in files}
+        removed_files = (
+            RemovedFile(facts.path, facts.blake3)
+            for facts in base_files
+            if facts.kind == SIDECAR and facts.path not in kept
+        )
+        payloads = self.sink.writer.finish()
+        return Manifest(tuple(tensors), removed, tuple(files), tuple(removed_files), payloads, self.target.skipped)
 
     def _states(self, base_files: list[FileDigest], target_files: list[FileDigest]) -> tuple[State, State]:
         base = content_digest((t.name, t.dtype.name, t.shape, self.base_digests[t.name]) for t in self.base.tensors)
@@ -328,7 +349,11 @@ class _Run:
             (row.tensor.name, row.tensor.dtype.name, row.tensor.shape, digest_bytes(row.target_digest))
             for row in self.rows
         )
-        return State(base, files_digest(_records(base_files))), State(target, files_digest(_records(target_files)))
+        files = [
+            files_digest((facts.path, facts.kind, facts.blake3) for facts in each)
+            for each in (base_files, target_files)
+        ]
+        return State(base, files[0]), State(target, files[1])
 
     def _summary(self, manifest: Manifest, base_files: list[FileDigest], base: State, target: State) -> DiffResult:
         rows = [self._row_summary(row, table) for row, table in zip(self.rows, manifest.tensors, strict=True)]
@@ -336,9 +361,11 @@ class _Run:
         renamed = tuple((row.source, row.name) for row in rows if row.kind == "renamed" and row.source is not None)
         rows += [DiffRow(n, t.dtype.name, t.shape, "removed", None, t.elements, 0, None, 0) for n, t in gone.items()]
         encodings: dict[str, int] = {}
+        encoding_bytes: dict[str, int] = {}
         for row in rows:
             if row.encoding is not None:
                 encodings[row.encoding] = encodings.get(row.encoding, 0) + 1
+                encoding_bytes[row.encoding] = encoding_bytes.get(row.encoding, 0) + row.delta_bytes
         kept = {(row.path, row.kind) for row in manifest.files}
         changed_files = [row.path for row in manifest.files if row.runs]
         changed_files += [facts.path for facts in base_files if (facts.path, facts.kind) not in kept]
@@ -364,7 +391,9 @@ class _Run:
             base=base,
             target=target,
             encodings=encodings,
+            encoding_bytes=encoding_bytes,
             output=self.sink.name,
+            dry_run=self.sink.dry_run,
             rows=tuple(sorted(rows, key=lambda row: row.name.encode())),
         )
 
@@ -394,8 +423,3 @@ class _Run:
 
 def _remember(row: _Row, encoding: Encoding, runs: tuple[Run, ...]) -> None:
     row.encoding, row.runs = encoding, runs
-
-
-def _records(files: Sequence[FileDigest]) -> Iterator[tuple[str, int, bytes]]:
-    """Files as the files digest counts them: 1 shard, 2 any other."""
-    return ((facts.path, 1 if facts.kind == 1 else 2, facts.blake3) for facts in files)

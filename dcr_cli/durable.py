@@ -19,13 +19,14 @@ from types import TracebackType
 from typing import Any, Self
 
 from dcr_cli.checkpoint.header import file_kind
-from dcr_cli.errors import ConflictError, DamagedError, LocalError
+from dcr_cli.errors import ConflictError, DamagedError, LocalError, hint_of
 
 # Called before each step with what is about to happen and to which path; "rename", "link" and "clone" have a second
 # path.
 hooks: list[Callable[[str, str, str], None]] = []
 
 NEW_FILE_MODE = 0o644
+NEW_FOLDER_MODE = 0o755
 PRIVATE_FILE_MODE = 0o600
 PRIVATE_FOLDER_MODE = 0o700
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -339,7 +340,7 @@ class Folder:
         with translating(self.path / name, "cannot be made a link"), self._parent(name) as (fd, last):
             os.symlink(text, last, dir_fd=fd)
 
-    def make_folder(self, name: str, mode: int = 0o755, *, exist_ok: bool = False) -> bool:
+    def make_folder(self, name: str, mode: int = NEW_FOLDER_MODE, *, exist_ok: bool = False) -> bool:
         """Create a folder; False if it was there. Its name is durable after its parent's `sync`."""
         if exist_ok and (status := self.status(name)) is not None:
             if not stat.S_ISDIR(status.st_mode):
@@ -462,7 +463,7 @@ def _translated(error: OSError, path: Path, facts: str) -> LocalError | DamagedE
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         do = "raise the limit on file sizes, see ulimit -f," if error.errno == errno.EFBIG else "make room"
         return NoRoomError(str(path), f"{facts}: {error.strerror}", hint=f"{do} and run the same command again")
-    return LocalError(str(path), f"{facts}: {error.strerror}")
+    return LocalError(str(path), f"{facts}: {error.strerror}", hint=hint_of(error))
 
 
 def _mount_id(name: str, folder: int) -> int:

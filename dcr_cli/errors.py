@@ -17,6 +17,11 @@ Printing them is not this module's work.
 
 from __future__ import annotations
 
+import errno
+
+# The hint for an argument that is empty.
+NOT_SET = "perhaps a variable of the shell is not set"
+
 
 class DcrError(Exception):
     """An error that a user can act on.
@@ -75,6 +80,21 @@ class LocalError(DcrError):
 
 class HookError(DcrError):
     exit_code = 10
+
+
+def hint_of(error: OSError) -> str | None:
+    """What to do about what the system refuses, where that is not plain from its own words."""
+    return _HINTS.get(error.errno or 0)
+
+
+_HINTS = {
+    errno.EACCES: "run as a user who may, or have its mode changed",
+    errno.EPERM: "run as a user who may, or have its mode changed",
+    errno.EROFS: "its file system is mounted read-only; choose another place",
+    errno.EMFILE: "raise the limit of open files: ulimit -n",
+    errno.EIO: "the disk fails; see the system's log",
+    errno.ESTALE: "its network mount has lost it; try again",
+}
 
 
 def one_line(text: str) -> str:

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dcr_cli.checkpoint.checkpoint import SIDECAR, Checkpoint, open_checkpoint
+from dcr_cli.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from dcr_cli.checkpoint.digest import State, digest_text
+from dcr_cli.checkpoint.parts import SIDECAR
 from dcr_cli.content import Workers, read_state
 
 Progress = Callable[[str, int, int], None]

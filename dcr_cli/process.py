@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import IO
 
-from dcr_cli.errors import DcrError, LocalError, one_line
+from dcr_cli.errors import DcrError, LocalError, hint_of, one_line
 
 INTERNAL_ERROR = 70
 CLOSED_PIPE = 128 + signal.SIGPIPE
@@ -63,7 +63,7 @@ def explain(error: BaseException) -> Failure:
         )
     if isinstance(error, OSError):
         message = f"{_path_of(error)}: {error.strerror or error}"
-        return Failure(9, LocalError.__name__, one_line(message), None, False, False, trace)
+        return Failure(9, LocalError.__name__, one_line(message), hint_of(error), False, False, trace)
     message = one_line(f"internal error: {name}: {error}")
     return Failure(INTERNAL_ERROR, name, message, "this is a bug in dcr; please report it", False, True, trace)
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from dcr_cli.checkpoint.checkpoint import SIDECAR
 from dcr_cli.checkpoint.in_progress import STATE_FOLDER
+from dcr_cli.checkpoint.parts import SIDECAR
 from dcr_cli.delta.delta import open_delta
 from dcr_cli.durable import open_folder
 from dcr_cli.errors import LocalError, NotFoundError

@@ -46,7 +46,8 @@ class ShowResult:
     """What a delta holds. Of a tensor that is sent whole all elements count as changed.
 
     `rows` are the tensors with changes, those that take the most bytes first; `added` have no tensor of their name in
-    the base or do not continue it; `sent_files` are files whose bytes are in the delta.
+    the base or do not continue it; `sent_files` are files whose bytes are in the delta,
+    `removed_files` sidecars of the base that the target has not.
     """
 
     delta: str
@@ -67,6 +68,7 @@ class ShowResult:
     renamed: tuple[tuple[str, str], ...]
     files: int
     sent_files: tuple[str, ...]
+    removed_files: tuple[str, ...]
     skipped: tuple[str, ...]
     rows: tuple[ChangedTensor, ...]
 
@@ -132,6 +134,7 @@ def _result(delta: Delta) -> ShowResult:
         renamed=tuple(renamed),
         files=len(delta.manifest.files),
         sent_files=tuple(file.path for file in delta.manifest.files if file.runs),
+        removed_files=tuple(file.path for file in delta.manifest.removed_files),
         skipped=tuple(delta.manifest.skipped),
         rows=tuple(sorted(rows, key=lambda row: (-row.bytes, row.name))),
     )

@@ -18,6 +18,7 @@ from dcr_cli.delta.manifest import (
     Manifest,
     PayloadRow,
     Piece,
+    RemovedFile,
     Run,
     TensorRow,
     encode_digests,
@@ -63,6 +64,7 @@ MANIFEST = Manifest(
         FileRow("model.safetensors.index.json", 3, 0, BLAKE3, (run(60),)),
         FileRow("sub/empty", 2, 0, BLAKE3, ()),
     ),
+    removed_files=(RemovedFile("old/notes.txt", BLAKE3), RemovedFile("vocab.txt", BLAKE3)),
     payloads=(PayloadRow(1000, BLAKE3), PayloadRow(64 << 20, BLAKE3)),
     skipped=("*.bin", "original/"),
 )

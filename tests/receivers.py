@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from dcr_cli.delta.commit import encode_commit
 from dcr_cli.delta.delta import open_delta
 from dcr_cli.delta.encoding import (
     BLOCK_BYTES,
+    Elements,
     Encoding,
     compare_block,
     encode_block,
@@ -178,6 +180,10 @@ def rewrite_delta(
     (delta / "commit.json").write_bytes(encode_commit(commit))
 
 
+def _pair(base: Elements, target: Elements) -> tuple[Elements, Elements]:
+    return base, target
+
+
 def put_into_boxes(
     delta: Path, name: str, tensors: tuple[TensorData, TensorData], boxes: Sequence[tuple[Box, Encoding]]
 ) -> None:
@@ -216,7 +222,7 @@ def put_into_boxes(
             elif draft is None:
                 writer.add_block(b"")
             else:
-                writer.add_block(encode_block(draft, encoding, dtype.width, states, table, lambda a=a, b=b: (a, b)))
+                writer.add_block(encode_block(draft, encoding, dtype.width, states, table, partial(_pair, a, b)))
         pieces.append((box, encoding, total if encoding is Encoding.WHOLE else changed, writer.end_piece()))
     payloads = tuple(opened.manifest.payloads)
     new_rows = writer.finish()

@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
@@ -133,6 +134,7 @@ class Delta:
     tensors: tuple[TargetTensor, ...]
     files: tuple[TargetFile, ...]
     removed: tuple[str, ...]
+    removed_files: dict[str, bytes]
 
 
 # Section 1: JSON, safetensors files, zstd frames, bit streams.
@@ -333,11 +335,12 @@ def read_checkpoint(folder: Path) -> tuple[dict[str, Tensor], dict[str, tuple[in
     weight_maps = [path.name for path in folder.glob("*.safetensors.index.json")]
     if "model.safetensors.index.json" in weight_maps:
         weight_maps = ["model.safetensors.index.json"]
+    mapped = {path for name in weight_maps for path in parse_json((folder / name).read_bytes())["weight_map"].values()}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
         if path.is_dir() or any(part.startswith(".") for part in path.relative_to(folder).parts):
             continue
-        if name.endswith(".safetensors"):
+        if name in mapped or ("/" not in name and name.endswith(".safetensors")):
             _, found, header = parse_safetensors(path.read_bytes())
             require(not tensors.keys() & found.keys(), f"{name}: a tensor is in two shards")
             tensors.update(found)
@@ -444,7 +447,6 @@ def read_delta(folder: str | Path) -> Delta:
     tensors, decoded = read_document(folder / "manifest.zst", commit["manifest"], "manifest")
     require(named_blake3(decoded) == commit["manifest"]["decoded"], "manifest.decoded [15]")
     columns = Columns(tensors)
-    require(len(columns.texts("skipped")) <= 65536, "skipped has too many texts [25]")
     other_digests = Columns(read_document(folder / "digests.zst", commit["digests"], "digests")[0])
     sizes = columns.numbers("payload.bytes", "U64")
     require(len(sizes) == commit["payloads"]["count"], "number of payloads [17]")
@@ -460,7 +462,15 @@ def read_delta(folder: str | Path) -> Delta:
     require(is_canonical(removed), "order of removed [32]")
     require(not {tensor.name for tensor in target_tensors} & set(removed), "removed and in the target [32]")
     base, target = (State(commit[side]["content"], commit[side]["files"]) for side in ("base", "target"))
-    return Delta(base, target, target_tensors, files, tuple(removed))
+    skipped = columns.texts("skipped")
+    require(all(skipped) and sum(len(text.encode()) for text in skipped) <= 16384, "patterns of skipped [25]")
+    removed_files = read_removed_files(columns, [file.path for file in files])
+    for path in [*(file.path for file in files), *removed_files]:
+        parts = path.split("/")
+        above = ["/".join(parts[:count]) for count in range(1, len(parts))]
+        names = [path, *above, *(folder + "/" for folder in above)]
+        require(not any(fnmatchcase(name, text) for name in names for text in skipped), f"{path} is skipped [25]")
+    return Delta(base, target, target_tensors, files, tuple(removed), removed_files)
 
 
 def read_payload(folder: Path, index: int, named: tuple[int, bytes]) -> tuple[dict[int, list[list[int]]], bytes]:
@@ -593,20 +603,61 @@ def read_files(columns: Columns, runs: Iterator[Run]) -> tuple[TargetFile, ...]:
     digests = columns.digests("file.blake3", 32, len(paths))
     run_counts = columns.numbers("file.runs", "U32", len(paths))
     require(kinds.count(WEIGHT_MAP) <= 1, "two weight maps [46]")
-    require(kinds.count(SHARD) <= 2**20, "too many shards [47]")
+    require(1 <= kinds.count(SHARD) <= 2**20, "number of shards [47]")
     sidecar_bytes = sum(size for kind, size in zip(kinds, sizes, strict=True) if kind == SIDECAR)
     require(sidecar_bytes <= 1024 * MEBIBYTE, "sidecars are too large [47]")
+    check_names(dict(zip(paths, kinds, strict=True)))
     limits = {SHARD: (9, 100_000_008), SIDECAR: (0, 64 * MEBIBYTE), WEIGHT_MAP: (0, 100_000_000)}
     files = []
     for path, kind, size, digest, count in zip(paths, kinds, sizes, digests, run_counts, strict=True):
-        require(kind in limits and (kind == SHARD) == path.endswith(".safetensors"), f"kind of {path} [45]")
-        if kind == WEIGHT_MAP:
-            require("/" not in path and path.endswith(".safetensors.index.json"), f"{path} is no weight map [46]")
+        require(kind in limits, f"kind of {path} [45]")
         least, most = limits[kind]
         require(least <= size <= most, f"size of {path} [47]")
         own = take_runs(runs, count, max(1, -(-size // BLOCK_BYTES)) if count else 0)
         files.append(TargetFile(path, kind, size, digest, own))
     return tuple(files)
+
+
+def check_names(kinds: dict[str, int]) -> None:
+    """Check that files of these paths and kinds can be those of one checkpoint (section 2)."""
+    shards = [path for path, kind in kinds.items() if kind == SHARD]
+    for path, kind in kinds.items():
+        is_top = "/" not in path
+        require(path.endswith(".safetensors") or kind != SHARD, f"kind of {path} [45]")
+        require(kind == SHARD or not (is_top and path.endswith(".safetensors")), f"kind of {path} [45]")
+        is_map = is_top and path.endswith(".safetensors.index.json")
+        require(is_map == (kind == WEIGHT_MAP), f"kind of {path} [46]")
+        is_copy = re.match(r"consolidated|original/", path) or re.search(r"\.(bin|pt|pth|gguf)$", path)
+        require(kind != SIDECAR or not is_copy, f"{path} is a second copy of the weights [45]")
+    if WEIGHT_MAP not in kinds.values():
+        require(not any("/" in path for path in shards), "a shard that no weight map names [46]")
+        others = [path.startswith("consolidated") for path in shards]
+        require(all(others) or not any(others), "consolidated shards beside others [46]")
+    sets: dict[tuple[str, int], list[int]] = {}
+    for path in shards:
+        number = re.fullmatch(r"(?s)(.*)-([0-9]+)-of-([0-9]+)\.safetensors", path)
+        if number:
+            sets.setdefault((number[1], int(number[3])), []).append(int(number[2]))
+    for (_, count), numbers in sets.items():
+        require(len(numbers) == count, "numbers of shards [47]")
+        require(sorted(numbers) in ([*range(count)], [*range(1, count + 1)]), "numbers of shards [47]")
+
+
+def check_weight_map(data: bytes, shard_of: dict[str, str], shards: set[str]) -> None:
+    document = parse_json(data)
+    require(isinstance(document, dict) and document.get("weight_map") == shard_of, "weight map [84]")
+    require(shards == set(shard_of.values()), "a shard that the weight map does not name [84]")
+
+
+def read_removed_files(columns: Columns, paths: list[str]) -> dict[str, bytes]:
+    """Read which sidecars of the base the target has not, each with its blake3."""
+    removed = columns.texts("removed.file")
+    digests = columns.digests("removed.blake3", 32, len(removed))
+    require(all(map(is_safe, removed)), "a removed path is not safe [43]")
+    require(is_canonical(removed) and not set(removed) & set(paths), "removed.file [44]")
+    suffixes = (".safetensors", ".safetensors.index.json")
+    require(not any(path.endswith(suffixes) for path in removed if "/" not in path), "removed.file [44]")
+    return dict(zip(removed, digests, strict=True))
 
 
 # Section 5: blocks.
@@ -908,17 +959,26 @@ def apply_delta(
     require(State(digest_content(base_records), digest_files(base_file_records)) == delta.base, "the base [78]")
     names = {tensor.name for tensor in delta.tensors}
     require(base.keys() - names == set(delta.removed), "removed [80]")
+    paths = {file.path for file in delta.files}
+    gone = {path: data for path, (kind, data) in base_files.items() if kind == SIDECAR and path not in paths}
+    digests = {path: blake3.blake3(data).digest() for path, data in gone.items()}
+    require(digests == delta.removed_files, "removed.file and removed.blake3 [81]")
     tensors = {tensor.name: (tensor.dtype.name, tensor.shape, apply_tensor(tensor, base)) for tensor in delta.tensors}
     files = {file.path: apply_file(file, base_files) for file in delta.files}
 
     found: list[tuple[str, str, tuple[int, ...]]] = []
+    shard_of: dict[str, str] = {}
     for file in delta.files:
         if file.kind == SHARD:
             header, rest = split_header(files[file.path])
             require(not rest, f"bytes after the header of {file.path} [83]")
             entries = parse_header(header[8:])[1]
             found += [(name, dtype.name, shape) for name, (dtype, shape, _, _) in entries.items()]
+            shard_of |= dict.fromkeys(entries, file.path)
     require(sorted(found) == sorted((name, *tensors[name][:2]) for name in tensors), "tensors of the headers [84]")
+    for file in delta.files:
+        if file.kind == WEIGHT_MAP:
+            check_weight_map(files[file.path], shard_of, {other.path for other in delta.files if other.kind == SHARD})
     content = digest_content((tensor.name, tensor.dtype, tensor.shape, tensor.digest) for tensor in delta.tensors)
     digest = digest_files((file.path, file.kind, file.blake3) for file in delta.files)
     require(State(content, digest) == delta.target, "the target [86]")

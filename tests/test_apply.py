@@ -44,12 +44,14 @@ from strategies import (
     INDEX,
     TensorData,
     every_dtype,
+    shard_bytes,
     tensor_of,
     tensor_set_pairs,
     tiny_tensors,
     with_changes,
     write_checkpoint,
     write_tiny_pair,
+    write_weight_map,
 )
 
 WAYS = ("replace", "in-place", "aside", "to")
@@ -284,6 +286,63 @@ class TestOwnShards:
             apply(rich_pair[2], receiver)
         check_untouched(receiver, before, names)
 
+    @pytest.mark.parametrize("way", WAYS)
+    def test_a_file_that_the_target_has_not_goes(
+        self, rich_pair: tuple[Path, Path, Path], receiver: Path, tmp_path: Path, way: str
+    ) -> None:
+        (receiver / "old").mkdir()
+        (receiver / "old/notes.txt").write_bytes(b"old")
+        found, _ = apply_by(way, rich_pair[2], receiver, tmp_path / "work")
+        assert "mine.txt" in tree(found)
+        assert "old" not in os.listdir(found)
+        assert verify(found, against=rich_pair[1], skip=["mine.txt"]).matches
+        assert apply(rich_pair[2], found).foreign == ("mine.txt",)
+
+    def test_a_file_that_goes_has_to_be_the_bases(self, rich_pair: tuple[Path, Path, Path], receiver: Path) -> None:
+        (receiver / "old").mkdir()
+        (receiver / "old/notes.txt").write_bytes(b"my own notes")
+        before, names = tree(receiver), names_below(receiver)
+        with pytest.raises(WrongBaseError, match=r"old/notes\.txt: is another than the base's"):
+            apply(rich_pair[2], receiver)
+        check_untouched(receiver, before, names)
+
+    def test_nothing_but_a_file_goes(self, tmp_path: Path) -> None:
+        tensors = tiny_tensors()[0]
+        base = write_checkpoint(tmp_path / "base", tensors, sidecars={"old.txt": b"old", "kept.txt": b""})
+        target = write_checkpoint(tmp_path / "target", tensors, sidecars={"kept.txt": b""})
+        own = write_checkpoint(tmp_path / "own", tensors, shards=3, sidecars={"old.txt": b"old", "kept.txt": b""})
+        delta = make_delta(base, target, tmp_path / "delta")
+        result = apply(delta, own)
+        assert (result.already, result.files_changed, result.foreign) == (False, ("old.txt",), ())
+        assert verify(own).matches and verify(own, against=target).matches
+        (own / "old.txt").write_bytes(b"another one")
+        assert apply(delta, own).foreign == ("old.txt",)
+
+    @pytest.mark.parametrize("way", WAYS)
+    def test_what_goes_makes_way(self, tmp_path: Path, way: str) -> None:
+        """A file for a folder of its name, and a folder for a file."""
+        old, new = tiny_tensors()
+        before, after = {"a": b"a", "b/c": b"c"}, {"a/b": b"b", "b": b"b"}
+        base = write_checkpoint(tmp_path / "base", old, sidecars=before)
+        target = write_checkpoint(tmp_path / "target", new, sidecars=after)
+        delta = make_delta(base, target, tmp_path / "delta")
+        own = write_checkpoint(tmp_path / "own", old, shards=3, sidecars=before)
+        found, _ = apply_by(way, delta, own, tmp_path / "work")
+        assert verify(found, against=target).matches
+        assert len(open_checkpoint(found).shards) == 3
+
+    def test_the_targets_tensors_with_a_file_that_goes(
+        self, rich_pair: tuple[Path, Path, Path], tmp_path: Path
+    ) -> None:
+        _, target, delta = rich_pair
+        sidecars = {path: data for path, data in tree(target).items() if ".safetensors" not in path}
+        sidecars["old/notes.txt"] = b"old"
+        own = write_checkpoint(tmp_path / "own", rich_tensors()[1], shards=3, sidecars=sidecars)
+        with pytest.raises(WrongBaseError, match=r"not its files, the delta removes old/notes\.txt"):
+            apply(delta, own)
+        shutil.rmtree(own / "old")
+        assert apply(delta, own).already
+
     def test_it_is_not_exact_later_either(self, rich_pair: tuple[Path, Path, Path], receiver: Path) -> None:
         assert not apply(rich_pair[2], receiver).exact
         again = apply(rich_pair[2], receiver)
@@ -318,6 +377,31 @@ class TestOwnShards:
         apply(make_delta(base, target, tmp_path / "delta"), own)
         assert verify(own, against=target).matches
         assert len(open_checkpoint(own).shards) == 3
+
+    def test_a_file_that_is_a_shard_here(self, tmp_path: Path) -> None:
+        tensors = {"w": tensor_of("BF16", (64,))}
+        base = write_checkpoint(tmp_path / "base", tensors)
+        target = write_checkpoint(tmp_path / "target", tensors, sidecars={"sub/lora.safetensors": b"any bytes"})
+        delta = make_delta(base, target, tmp_path / "delta")
+        own = write_checkpoint(tmp_path / "own", tensors, sidecars={"sub/lora.safetensors": shard_bytes(tensors)})
+        (own / "model.safetensors").unlink()
+        write_weight_map(own, {"w": "sub/lora.safetensors"})
+        before, names = tree(own), names_below(own)
+        with pytest.raises(WrongBaseError, match=r"sub/lora\.safetensors: .* but a shard here"):
+            apply(delta, own)
+        check_untouched(own, before, names)
+        assert apply(delta, base).exact
+        assert tree(base) == tree(target)
+        apply(make_delta(base, write_checkpoint(tmp_path / "back", tensors), tmp_path / "second"), base)
+        assert tree(base) == tree(tmp_path / "back")
+
+    def test_a_file_of_the_users_beside_one_that_goes(self, rich_pair: tuple[Path, Path, Path], tmp_path: Path) -> None:
+        base, target, delta = rich_pair
+        receiver = fresh_copy(base, tmp_path / "receiver")
+        (receiver / "notes.txt").write_text("mine")
+        result = apply(delta, receiver)
+        assert (result.exact, result.foreign) == (True, ("notes.txt",))
+        assert tree(receiver) == {**tree(target), "notes.txt": b"mine"}
 
     def test_a_file_of_the_users_does_not_make_other_shards(
         self, rich_pair: tuple[Path, Path, Path], tmp_path: Path
@@ -793,16 +877,16 @@ class TestArguments:
         shutil.copytree(delta, inside)
         (tmp_path / "around").mkdir()
         shutil.copytree(base, delta / "receiver")
-        for arguments in (
-            {"delta": inside, "checkpoint": base},
-            {"delta": delta, "checkpoint": delta / "receiver"},
-            {"delta": delta, "checkpoint": base, "to": base / "out"},
-            {"delta": delta, "checkpoint": base, "to": base},
-            {"delta": delta, "checkpoint": base, "to": delta / "out"},
-            {"delta": delta, "checkpoint": base, "to": tmp_path},
+        for source, checkpoint, to in (
+            (inside, base, None),
+            (delta, delta / "receiver", None),
+            (delta, base, base / "out"),
+            (delta, base, base),
+            (delta, base, delta / "out"),
+            (delta, base, tmp_path),
         ):
             with pytest.raises(UsageError, match="inside"):
-                apply(**arguments)
+                apply(source, checkpoint, to=to)
 
     def test_what_excludes_each_other(self, tiny: tuple[Path, Path, Path], tmp_path: Path) -> None:
         base, _, delta = tiny
@@ -832,10 +916,8 @@ class TestArguments:
 
 
 class TestDry:
-    @pytest.mark.parametrize("options", [{}, {"mode": "in-place"}])
-    def test_nothing_is_written(
-        self, rich_pair: tuple[Path, Path, Path], tmp_path: Path, options: dict[str, str]
-    ) -> None:
+    @pytest.mark.parametrize("mode", ["replace", "in-place"])
+    def test_nothing_is_written(self, rich_pair: tuple[Path, Path, Path], tmp_path: Path, mode: str) -> None:
         base, _, delta = rich_pair
         names = names_below(base)
 
@@ -843,7 +925,7 @@ class TestDry:
             raise AssertionError(f"{kind} {path}")
 
         with watching(refuse):
-            result = apply(delta, base, dry_run=True, **options)
+            result = apply(delta, base, dry_run=True, mode=mode)
         assert result.dry_run
         assert not result.already
         assert result.files_changed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,10 +13,10 @@ import pytest
 from dcr_cli.apply import apply
 from dcr_cli.checkpoint.digest import State, content_digest, files_digest, object_digest
 from dcr_cli.delta.commit import Commit, decode_commit, encode_commit, open_digests, open_manifest
-from dcr_cli.delta.manifest import FileRow, Manifest, TensorRow, encode_digests, encode_manifest
+from dcr_cli.delta.manifest import FileRow, Manifest, RemovedFile, TensorRow, encode_digests, encode_manifest
 from dcr_cli.diff import diff
 from dcr_cli.errors import DamagedError, DcrError, WrongBaseError
-from strategies import Tensors, tensor_of, with_changes, write_checkpoint
+from strategies import INDEX, Tensors, shard_bytes, tensor_of, with_changes, write_checkpoint
 
 MODES = ("replace", "in-place")
 BASE: Tensors = {
@@ -32,11 +33,12 @@ TARGET: Tensors = {
     "x": with_changes(BASE["x"], [1]),
 }
 SIDECARS = {"config.json": b"{}", "notes.txt": b"same in both"}
+OLD = RemovedFile("old.txt", object_digest(b"gone"))
 
 
 @pytest.fixture
 def delta(tmp_path: Path) -> Path:
-    write_checkpoint(tmp_path / "base", BASE, shards=2, sidecars=SIDECARS)
+    write_checkpoint(tmp_path / "base", BASE, shards=2, sidecars={**SIDECARS, OLD.path: b"gone"})
     write_checkpoint(tmp_path / "target", TARGET, shards=2, sidecars={**SIDECARS, "config.json": b'{"a": 1}'})
     diff(tmp_path / "base", tmp_path / "target", tmp_path / "delta", encoding="context")
     return tmp_path / "delta"
@@ -51,7 +53,14 @@ def rewrite(
     """Change what a delta says, and make all digests over it fit again."""
     old = decode_commit((delta / "commit.json").read_bytes(), "commit")
     opened = open_manifest(old, (delta / "manifest.zst").read_bytes(), "manifest")
-    plain = Manifest(tuple(opened.tensors), opened.removed, tuple(opened.files), tuple(opened.payloads), opened.skipped)
+    plain = Manifest(
+        tuple(opened.tensors),
+        opened.removed,
+        tuple(opened.files),
+        tuple(opened.removed_files),
+        tuple(opened.payloads),
+        opened.skipped,
+    )
     rows = open_digests(old, opened, (delta / "digests.zst").read_bytes(), "digests")
     changed = manifest(plain)
     copies = digests([bytes(row) for row in np.asarray(rows)])
@@ -146,6 +155,12 @@ def test_rule_81_a_file_without_runs_is_the_bases(delta: Path, change: dict[str,
     refused(delta, DamagedError, "notes.txt")
 
 
+@pytest.mark.parametrize("removed", [(), (RemovedFile("old.txt", bytes(32)),), (OLD, RemovedFile("zz.txt", bytes(32)))])
+def test_rule_81_removed_files_are_those_that_the_target_has_not(delta: Path, removed: tuple[RemovedFile, ...]) -> None:
+    rewrite(delta, lambda old: dataclasses.replace(old, removed_files=removed))
+    refused(delta, DamagedError, "files of the base that the target has not")
+
+
 def test_rule_82_the_changed_elements_add_up(delta: Path) -> None:
     def change(manifest: Manifest) -> Manifest:
         piece = next(row for row in manifest.tensors if row.name == "w").pieces[0]
@@ -164,6 +179,71 @@ def test_rule_83_a_files_blocks_make_the_file(delta: Path, change: dict[str, obj
 def test_rule_84_the_headers_have_the_tensors_of_the_manifest(delta: Path) -> None:
     rewrite(delta, with_tensor("copied", shape=(2, 3)))
     refused(delta, DamagedError, "copied")
+
+
+WEIGHT_MAP = {name: f"model-{1 + at % 2:05}-of-00002.safetensors" for at, name in enumerate(TARGET)}
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("{", "JSON"),
+        ("[]", "no weight_map"),
+        ('{"weight_map": {}}', "no weight_map"),
+        ('{"weight_map": {"w": "a.safetensors", "w": "a.safetensors"}}', "duplicate key"),
+        (json.dumps({"weight_map": {**WEIGHT_MAP, "w": "../w.safetensors"}}), "unsafe name"),
+        (json.dumps({"weight_map": {**WEIGHT_MAP, "w": "w.txt"}}), "not a .safetensors file"),
+        (json.dumps({"weight_map": {**WEIGHT_MAP, "w": WEIGHT_MAP["copied"], "x": WEIGHT_MAP["w"]}}), "puts tensor"),
+        (json.dumps({"weight_map": {**WEIGHT_MAP, "more": WEIGHT_MAP["w"]}}), "has no such tensor"),
+        (json.dumps({"weight_map": {name: WEIGHT_MAP[name] for name in ("copied", "w")}}), "does not name tensor"),
+    ],
+)
+def test_rule_84_the_weight_map_is_that_of_the_target(tmp_path: Path, text: str, fault: str) -> None:
+    write_checkpoint(tmp_path / "base", BASE, shards=2)
+    write_checkpoint(tmp_path / "target", TARGET, shards=2, sidecars={"zz.json": text.encode()})
+    diff(tmp_path / "base", tmp_path / "target", tmp_path / "delta")
+
+    def change(manifest: Manifest) -> Manifest:
+        files = [
+            dataclasses.replace(row, path=INDEX, kind=3) if row.path == "zz.json" else row
+            for row in manifest.files
+            if row.path != INDEX
+        ]
+        return dataclasses.replace(manifest, files=tuple(files))
+
+    rewrite(tmp_path / "delta", change)
+    refused(tmp_path / "delta", DamagedError, fault)
+
+
+def test_rule_84_a_weight_map_that_stays_is_that_of_the_target(tmp_path: Path) -> None:
+    base = write_checkpoint(tmp_path / "base", BASE, shards=2)
+    write_checkpoint(tmp_path / "target", TARGET, shards=2)
+    diff(tmp_path / "base", tmp_path / "target", tmp_path / "delta")
+    text = (base / INDEX).read_bytes()
+    rewrite(tmp_path / "delta", with_file(INDEX, size=len(text), blake3=object_digest(text), runs=()))
+    refused(tmp_path / "delta", DamagedError, "puts tensor w into shard")
+
+
+def test_rule_84_the_weight_map_names_every_shard(tmp_path: Path) -> None:
+    base = write_checkpoint(tmp_path / "base", BASE)
+    (base / "more.safetensors").write_bytes(shard_bytes({}))
+    (base / INDEX).unlink()
+    target = write_checkpoint(tmp_path / "target", TARGET, sidecars={"model.safetensors.json": b"{}"})
+    weight_map = json.dumps({"weight_map": dict.fromkeys(TARGET, "model.safetensors")})
+    (target / INDEX).unlink()
+    (target / "more.safetensors").write_bytes(shard_bytes({}))
+    (target / "model.safetensors.json").write_text(weight_map)
+    diff(tmp_path / "base", tmp_path / "target", tmp_path / "delta")
+
+    def change(manifest: Manifest) -> Manifest:
+        files = (
+            dataclasses.replace(row, path=INDEX, kind=3) if row.path == "model.safetensors.json" else row
+            for row in manifest.files
+        )
+        return dataclasses.replace(manifest, files=tuple(files))
+
+    rewrite(tmp_path / "delta", change)
+    refused(tmp_path / "delta", DamagedError, "does not name shard more.safetensors")
 
 
 def test_rule_85_a_decoded_tensor_has_its_digest(delta: Path) -> None:

@@ -4,20 +4,25 @@ import importlib
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
 import zstandard
+from numpy.typing import NDArray
 from safetensors import deserialize
+
+Load = Callable[[str], ModuleType]
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
 GOALS = {"wire": 0, "codec": 4, "commands": 3, "memory": 3, "tiny": 6, "startup": 1}
 
 
 @pytest.fixture
-def load(monkeypatch: pytest.MonkeyPatch):
+def load(monkeypatch: pytest.MonkeyPatch) -> Load:
     """Import a module of the benchmark by name."""
     monkeypatch.syspath_prepend(str(SCRIPTS))
 
@@ -27,11 +32,12 @@ def load(monkeypatch: pytest.MonkeyPatch):
     return load_module
 
 
-def sorted_tensors(shard: Path) -> list[tuple[str, dict]]:
-    return sorted(deserialize(shard.read_bytes()), key=lambda item: item[0])
+def sorted_tensors(shard: Path) -> list[tuple[str, dict[str, Any]]]:
+    tensors: list[tuple[str, dict[str, Any]]] = deserialize(shard.read_bytes())  # type: ignore[no-untyped-call]
+    return sorted(tensors, key=lambda item: item[0])
 
 
-def bench(*arguments: str) -> subprocess.CompletedProcess:
+def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, str(SCRIPTS / "bench"), *arguments], capture_output=True, text=True)
 
 
@@ -72,7 +78,7 @@ def test_no_room_is_said(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_synthetic_pairs_change_as_asked_and_are_the_same_every_time(load, tmp_path: Path) -> None:
+def test_synthetic_pairs_change_as_asked_and_are_the_same_every_time(load: Load, tmp_path: Path) -> None:
     pairs = load("bench_pairs")
     made = [
         pairs.make_pair(tmp_path / name, pairs.decoder(1 << 20), rate=0.03, shards=3, seed=5) for name in ("a", "b")
@@ -92,7 +98,7 @@ def test_synthetic_pairs_change_as_asked_and_are_the_same_every_time(load, tmp_p
     assert (elements, changed) == (made[0].elements, made[0].changed)
 
 
-def test_tiny_pairs_have_tensors_of_1_to_16_bytes(load, tmp_path: Path) -> None:
+def test_tiny_pairs_have_tensors_of_1_to_16_bytes(load: Load, tmp_path: Path) -> None:
     pairs = load("bench_pairs")
     pair = pairs.make_tiny_pair(tmp_path, count=96, rate=1.0, seed=0)
     sizes = []
@@ -103,12 +109,12 @@ def test_tiny_pairs_have_tensors_of_1_to_16_bytes(load, tmp_path: Path) -> None:
     assert 96 <= pair.bytes <= 96 * 16
 
 
-def pair_of(methods: ModuleType, base: np.ndarray, target: np.ndarray):
+def pair_of(methods: ModuleType, base: NDArray[np.uint16], target: NDArray[np.uint16]) -> Any:
     header = importlib.import_module("dcr_cli.checkpoint.header")
     return methods.TensorPair("t", header.DTYPES["BF16"], (len(base),), base, target)
 
 
-def test_long_gaps_are_cut_by_empty_masks(load) -> None:
+def test_long_gaps_are_cut_by_empty_masks(load: Load) -> None:
     methods = load("bench_methods")
     base = np.zeros(200_000, np.uint16)
     target = base.copy()
@@ -122,7 +128,7 @@ def test_long_gaps_are_cut_by_empty_masks(load) -> None:
     assert np.array_equal(found, target)
 
 
-def test_limits_are_entropies(load) -> None:
+def test_limits_are_entropies(load: Load) -> None:
     methods = load("bench_methods")
     base = np.repeat(np.array([0x3F80, 0x3C00], np.uint16), 4)
     target = base.copy()
@@ -134,7 +140,7 @@ def test_limits_are_entropies(load) -> None:
     assert (found.elements, found.changed, found.dense_bytes) == (8, 2, 16)
 
 
-def test_peaks_are_of_the_command_alone(load) -> None:
+def test_peaks_are_of_the_command_alone(load: Load) -> None:
     child = load("bench_child")
     ballast = bytearray(b"x" * (256 << 20))
     finished = child.run(sys.executable, "-S", "-c", "print(1)")
@@ -144,14 +150,14 @@ def test_peaks_are_of_the_command_alone(load) -> None:
     assert large.peak_bytes > 200 << 20
 
 
-def test_a_failing_command_ends_the_run(load) -> None:
+def test_a_failing_command_ends_the_run(load: Load) -> None:
     child = load("bench_child")
     with pytest.raises(child.CommandError, match="exit code 3: why"):
         child.run(sys.executable, "-c", "import sys; print('why', file=sys.stderr); sys.exit(3)")
 
 
 @pytest.mark.parametrize("wrong", ["other", "longer!", None])
-def test_results_that_differ_are_noticed(load, tmp_path: Path, wrong: str | None) -> None:
+def test_results_that_differ_are_noticed(load: Load, tmp_path: Path, wrong: str | None) -> None:
     files = load("bench_files")
     for side in ("found", "expected"):
         (tmp_path / side).mkdir()
@@ -165,7 +171,7 @@ def test_results_that_differ_are_noticed(load, tmp_path: Path, wrong: str | None
         files.check_same_files(tmp_path / "found", tmp_path / "expected")
 
 
-def test_verdicts(load) -> None:
+def test_verdicts(load: Load) -> None:
     report = load("bench_report")
     goals = [report.at_most(2), report.at_most(2), report.at_most(2), report.at_least(2), report.at_least(2), None]
     rows = [

@@ -441,8 +441,8 @@ class TestDry:
     ) -> None:
         base, delta = case
         monkeypatch.setattr(places, "free_bytes", lambda folder: 0 if folder.path == base else 1 << 40)
-        monkeypatch.setattr("os.access", lambda path, *rest, dir_fd, **more: os.fstat(dir_fd).st_ino != inode)
         inode = base.stat().st_ino
+        monkeypatch.setattr("os.access", lambda path, *rest, dir_fd, **more: os.fstat(dir_fd).st_ino != inode)
         assert apply(delta, base, to=tmp_path / "out", dry_run=True).room_bytes
         with pytest.raises(LocalError, match="may not change names"):
             apply(delta, base, dry_run=True)

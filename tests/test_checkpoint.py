@@ -14,9 +14,11 @@ from blake3 import blake3
 from hypothesis import given, strategies as st
 
 from dcr_cli.checkpoint import checkpoint as checkpoint_module
-from dcr_cli.checkpoint.checkpoint import SHARD, SIDECAR, WEIGHT_MAP, Checkpoint, Reader, open_checkpoint
-from dcr_cli.checkpoint.in_progress import IN_PROGRESS, encode_holder, is_incomplete, this_process
+from dcr_cli.checkpoint.checkpoint import Checkpoint, Reader, open_checkpoint
+from dcr_cli.checkpoint.in_progress import IN_PROGRESS, is_incomplete
+from dcr_cli.checkpoint.parts import SHARD, SIDECAR, WEIGHT_MAP
 from dcr_cli.errors import ConflictError, DamagedError, DcrError, IncompleteError, LocalError, NotFoundError, UsageError
+from dcr_cli.holder import encode_holder, this_process
 from strategies import (
     INDEX,
     TensorData,
@@ -291,7 +293,7 @@ def test_a_state_that_cannot_be_seen_is_not_taken_for_complete(root: Path, monke
         is_incomplete(root)
 
 
-# Shards and weight map at odds (bugs.md B18, B20, B21, B26, B27)
+# Shards and weight map at odds
 
 
 def test_a_shard_that_is_missing(root: Path) -> None:
@@ -471,6 +473,14 @@ def test_all_second_copies_are_in_the_hint(root: Path) -> None:
     error = refusal(root)
     assert "(and 3 more files are refused)" in str(error)
     assert error.hint == "leave it out with --skip '*.bin' --skip '*.pt' --skip 'model.safetensors'"
+
+
+def test_a_long_hint_is_cut(root: Path) -> None:
+    for number in range(13):
+        shutil.copy(root / FIRST, root / f"more-{number:02}.safetensors")
+    hint = str(refusal(root).hint)
+    assert hint.count("--skip") == 10
+    assert hint.endswith("--skip 'more-09.safetensors' and 3 more")
 
 
 def test_consolidated_shards_alone_are_the_weights(tmp_path: Path) -> None:

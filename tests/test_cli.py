@@ -23,7 +23,7 @@ import pytest
 from dcr_cli import __version__, process
 from dcr_cli.cli import COMMANDS, main
 from dcr_cli.errors import DamagedError
-from strategies import tensor_of, with_changes, write_checkpoint
+from strategies import INDEX, tensor_of, with_changes, write_checkpoint
 
 ESCAPE = "\x1b"
 
@@ -65,10 +65,11 @@ ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYT
 
 
 def spawn(*arguments: str | Path, **options: Any) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(
-        [sys.executable, "-m", "dcr_cli", *map(str, arguments)],
-        **({"capture_output": True, "timeout": 60, "env": ENVIRONMENT} | options),
-    )
+    """Run a command in a process of its own; its output is captured unless it is told to go elsewhere."""
+    streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": ENVIRONMENT}
+    command = [sys.executable, "-m", "dcr_cli", *map(str, arguments)]
+    ran: subprocess.CompletedProcess[bytes] = subprocess.run(command, timeout=60, **(streams | options))
+    return ran
 
 
 def is_failure(ran: Ran, code: int, message: str, hint: str = "") -> bool:
@@ -219,6 +220,17 @@ def test_apply_then_verify(run: Run, tiny_pair: tuple[Path, Path], delta: Path) 
     assert again.code == 0 and "already" in again.out
 
 
+def test_diff_dry_run_writes_nothing(run: Run, tiny_pair: tuple[Path, Path], tmp_path: Path) -> None:
+    ran = run("diff", *tiny_pair, "-o", tmp_path / "delta", "-n")
+    assert ran.code == 0
+    assert re.search(r"^  (context|gap) +3 tensors, \d+ B$", ran.out, re.MULTILINE)
+    assert f"to {tmp_path / 'delta'} would be written; nothing was" in ran.out
+    found = run("diff", *tiny_pair, "-o", tmp_path / "delta", "--dry-run", "--json").json
+    assert found["dry_run"] and found["encoding_bytes"].keys() == found["encodings"].keys()
+    assert not (tmp_path / "delta").exists()
+    assert "would be written; nothing was" in run("diff", *tiny_pair, "-n").out
+
+
 def test_apply_dry_run_changes_nothing(run: Run, tiny_pair: tuple[Path, Path], delta: Path) -> None:
     before = {path: path.read_bytes() for path in tiny_pair[0].rglob("*") if path.is_file()}
     ran = run("apply", delta, tiny_pair[0], "--dry-run")
@@ -305,23 +317,25 @@ def test_verify_without_a_record_is_not_found(run: Run, tiny_pair: tuple[Path, P
         ([], "a command is missing", "dcr --help"),
         (["nonsense"], "no such command 'nonsense'", "dcr --help"),
         (["--nonsense"], "no such option: --nonsense", "dcr --help"),
-        (["-j", "2", "diff", "a", "b"], "no such option: -j", "after the command"),
+        (["-j", "2", "diff", "a", "b"], "arguments: no such option: -j", "after the command: dcr diff ... -j"),
+        (["--json=", "diff", "a", "b"], "arguments: ", "after the command: dcr diff ... --json="),
+        (["diff", "--jsn", "a", "b"], "diff: no such option: --jsn", "dcr diff --help"),
         (["diff"], "missing argument 'BASE'", "dcr diff --help"),
         (["diff", "a"], "missing argument 'TARGET'", "dcr diff --help"),
         (["diff", "a", "b", "c"], "unexpected extra argument", "dcr diff --help"),
         (["diff", "a", "b", "--nonsense"], "no such option: --nonsense", "dcr diff --help"),
         (["diff", "a", "b", "-o"], "requires an argument", "dcr diff --help"),
-        (["diff", "a", "b", "-o", ""], "empty path", ""),
-        (["diff", "", "b"], "BASE: an empty path", ""),
+        (["diff", "a", "b", "-o", ""], "empty path", "a variable of the shell"),
+        (["diff", "", "b"], "BASE: an empty path", "a variable of the shell"),
         (["diff", "a", "b", "--encoding", "zip"], "'zip' is not one of", "dcr diff --help"),
-        (["diff", "a", "b", "--skip", ""], "empty pattern", ""),
+        (["diff", "a", "b", "--skip", ""], "empty pattern", "a variable of the shell"),
         (["diff", "a", "b", "-j", "0"], "greater than or equal to 1", "dcr diff --help"),
         (["diff", "a", "b", "--jobs", "-1"], "greater than or equal to 1", "dcr diff --help"),
         (["diff", "a", "b", "--jobs", "1000000000"], "less than or equal to", "dcr diff --help"),
         (["diff", "a", "b", "--jobs", "many"], "valid integer", "dcr diff --help"),
         (["diff", "a", "b", "--jobs", "9" * 5000], "--jobs", "dcr diff --help"),
-        (["diff", "a", "b", "-q", "-v"], "--quiet and --verbose", ""),
-        (["verify", "a", "--against", "b", "--delta", "c"], "exclude each other", ""),
+        (["diff", "a", "b", "-q", "-v"], "--quiet and --verbose", "leave one of them out"),
+        (["verify", "a", "--against", "b", "--delta", "c"], "exclude each other", "leave one of them out"),
         (["show", "\x1b[31mred\n", "b"], "unexpected extra argument", ""),
     ],
 )
@@ -330,6 +344,43 @@ def test_usage_errors(arguments: list[str], message: str, hint: str, run: Run, t
     ran = run(*(places.get(argument, argument) for argument in arguments))
     assert is_failure(ran, 2, message, hint)
     assert ESCAPE not in ran.err
+
+
+def test_json_before_the_command(run: Run, tiny_pair: tuple[Path, Path]) -> None:
+    ran = run("--json", "diff", *tiny_pair)
+    error = ran.json["error"]
+    assert (ran.code, error["message"]) == (2, "arguments: no such option: --json")
+    assert error["hint"] == "options come after the command: dcr diff ... --json"
+
+
+def test_what_cannot_be_found_or_read_comes_with_a_hint(
+    run: Run, tiny_pair: tuple[Path, Path], delta: Path, tmp_path: Path
+) -> None:
+    base = tiny_pair[0]
+    shard = base / "model-00001-of-00002.safetensors"
+    assert is_failure(run("inspect", shard), 3, "is a file", f"give the folder that it lies in, {base}")
+    assert is_failure(run("show", tmp_path / "nothing"), 3, "no such delta", "dcr diff BASE TARGET -o DELTA makes one")
+    assert is_failure(run("diff", *tiny_pair, "-o", base / "delta"), 2, "inside", "another place for the delta")
+    assert is_failure(run("diff", *tiny_pair, "-o", shard), 2, "inside", "another place for the delta")
+    assert is_failure(run("apply", delta, tmp_path), 2, "inside", "have the delta elsewhere")
+    assert is_failure(run("diff", *tiny_pair, "--skip", "model-00001*"), 2, "leaves out shard", "a narrower pattern")
+    whole = shard.read_bytes()
+    for rest in (whole[:-1], whole[:50], b""):
+        shard.write_bytes(rest)
+        assert is_failure(run("inspect", base), 4, "model-00001", "copy or download it again")
+    shard.unlink()
+    assert is_failure(run("inspect", base), 4, "which is not there", "copy all shards of the checkpoint")
+    (base / INDEX).unlink()
+    assert is_failure(run("inspect", base), 4, "is one of 2 shards", "copy all shards of the checkpoint")
+    payload = delta / "payloads" / "000000.safetensors"
+    whole = payload.read_bytes()
+    for rest in (whole[:-1], whole[:-1] + bytes([whole[-1] ^ 1])):
+        payload.write_bytes(rest)
+        assert is_failure(run("show", delta), 4, "000000.safetensors", "copy the whole delta again")
+    payload.unlink()
+    assert is_failure(run("show", delta), 4, "is missing", "copy the whole delta again")
+    (delta / "digests.zst").unlink()
+    assert is_failure(run("show", delta), 4, "is missing", "copy the whole delta again")
 
 
 def test_names_that_look_like_options_are_taken_literally_after_dashes(
@@ -350,6 +401,11 @@ def test_names_that_look_like_options_are_taken_literally_after_dashes(
         (DamagedError("x", "y", hint="z"), 4, "dcr: x: y\nhint: z\n"),
         (OSError(errno.ENOSPC, "No space left on device", "/a/b"), 9, "dcr: /a/b: No space left on device\n"),
         (OSError(errno.EXDEV, "Cross-device link", "/a", None, "/b"), 9, "dcr: /a and /b: Cross-device link\n"),
+        (
+            PermissionError(errno.EACCES, "Permission denied", "/a"),
+            9,
+            "dcr: /a: Permission denied\nhint: run as a user who may, or have its mode changed\n",
+        ),
         (MemoryError(), 9, "dcr: memory: not enough for this step\nhint: try fewer --jobs\n"),
         (BrokenPipeError(errno.EPIPE, "Broken pipe"), 141, ""),
         (KeyboardInterrupt(), 130, "dcr: stopped: by signal SIGINT\nhint: run the same command again\n"),
@@ -392,26 +448,26 @@ def test_a_closed_pipe_is_141_without_a_word(tiny_pair: tuple[Path, Path]) -> No
         reading, writing = os.pipe()
         os.close(reading)
         with os.fdopen(writing, "wb") as closed:
-            ran = spawn(*arguments, capture_output=False, stdout=closed, stderr=subprocess.PIPE)
+            ran = spawn(*arguments, stdout=closed, stderr=subprocess.PIPE)
         assert (ran.returncode, ran.stderr) == (141, b"")
 
 
 def test_a_full_output_is_told_in_one_line(tiny_pair: tuple[Path, Path]) -> None:
     for arguments in (["inspect", tiny_pair[0]], ["inspect", tiny_pair[0], "--json"], ["--help"]):
         with open("/dev/full", "wb") as full:
-            ran = spawn(*arguments, capture_output=False, stdout=full, stderr=subprocess.PIPE)
+            ran = spawn(*arguments, stdout=full, stderr=subprocess.PIPE)
         assert (ran.returncode, ran.stderr) == (9, b"dcr: standard output: No space left on device\n")
 
 
 def test_a_failure_keeps_its_code_when_the_output_is_full(tmp_path: Path) -> None:
     with open("/dev/full", "wb") as full:
-        ran = spawn("show", tmp_path, "--json", capture_output=False, stdout=full, stderr=subprocess.PIPE)
+        ran = spawn("show", tmp_path, "--json", stdout=full, stderr=subprocess.PIPE)
     assert ran.returncode == 3 and ran.stderr.startswith(b"dcr: ")
 
 
 def test_a_full_output_does_not_undo_an_apply(tiny_pair: tuple[Path, Path], delta: Path, run: Run) -> None:
     with open("/dev/full", "wb") as full:
-        ran = spawn("apply", delta, tiny_pair[0], capture_output=False, stdout=full, stderr=full)
+        ran = spawn("apply", delta, tiny_pair[0], stdout=full, stderr=full)
     assert ran.returncode == 9
     assert run("verify", tiny_pair[0], "--against", tiny_pair[1]).code == 0
 
@@ -561,6 +617,24 @@ def test_signals(number: signal.Signals, code: int, tiny_pair: tuple[Path, Path]
         _, told = child.communicate(timeout=30)
     assert child.returncode == code and time.monotonic() - begin < 20
     assert told.splitlines()[0] == f"dcr: stopped: by signal {number.name}".encode()
+
+
+@pytest.mark.parametrize("module", ["dcr_cli.cli", "typer", "dcr_cli.process", "dcr_cli.inspect", "numpy"])
+def test_an_interrupt_while_modules_are_imported(module: str, tiny_pair: tuple[Path, Path]) -> None:
+    code = (
+        "import runpy, signal, sys\n"
+        "class Interrupter:\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        f"        if name == {module!r}:\n"
+        "            signal.raise_signal(signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Interrupter())\n"
+        "sys.argv[0] = 'dcr'\n"
+        "runpy.run_module('dcr_cli', run_name='__main__')"
+    )
+    command = [sys.executable, "-c", code, "inspect", str(tiny_pair[0])]
+    ran = subprocess.run(command, capture_output=True, timeout=60, env=ENVIRONMENT)
+    assert (ran.returncode, ran.stdout) == (130, b"")
+    assert ran.stderr in (b"", b"dcr: stopped: by signal SIGINT\nhint: run the same command again\n")
 
 
 def test_a_second_signal_ends_a_command_that_will_not_end(tiny_pair: tuple[Path, Path]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -15,7 +16,7 @@ import pytest
 from dcr_cli import durable
 from dcr_cli.delta.encoder import PieceEncoder
 from dcr_cli.diff import DiffResult, diff
-from dcr_cli.errors import ConflictError, DamagedError, NotFoundError, UsageError
+from dcr_cli.errors import ConflictError, DamagedError, LocalError, NotFoundError, UsageError
 from second_reader import apply_delta, read_delta
 from strategies import TensorData, Tensors, tensor_of, with_changes, write_checkpoint
 
@@ -35,10 +36,10 @@ def step(tensor: TensorData, seed: int, share: float) -> TensorData:
     return dtype, shape, bits.tobytes()
 
 
-def compare(tmp_path: Path, base: Tensors, target: Tensors, **options: str) -> DiffResult:
+def compare(tmp_path: Path, base: Tensors, target: Tensors, encoding: str = "auto") -> DiffResult:
     write_checkpoint(tmp_path / "base", base)
     write_checkpoint(tmp_path / "target", target)
-    return diff(tmp_path / "base", tmp_path / "target", tmp_path / "delta", **options)
+    return diff(tmp_path / "base", tmp_path / "target", tmp_path / "delta", encoding=encoding)
 
 
 def folder_bytes(folder: Path) -> dict[str, bytes]:
@@ -275,6 +276,10 @@ def test_nothing_but_a_delta_is_ever_removed(tiny_pair: tuple[Path, Path], tmp_p
     with pytest.raises(ConflictError, match="not empty"):
         diff(*tiny_pair, tmp_path / "delta")
     assert (tmp_path / "delta" / "payloads" / "thesis.txt").read_text() == "precious"
+    (tmp_path / "other" / "manifest.zst" / "notes").mkdir(parents=True)
+    with pytest.raises(ConflictError, match="not empty"):
+        diff(*tiny_pair, tmp_path / "other")
+    assert (tmp_path / "other" / "manifest.zst" / "notes").exists()
     around = tmp_path / "around"
     around.mkdir()
     tiny_pair[0].rename(around / "payloads")
@@ -284,12 +289,111 @@ def test_nothing_but_a_delta_is_ever_removed(tiny_pair: tuple[Path, Path], tmp_p
     assert folder_bytes(around) == before
 
 
+@pytest.mark.parametrize("step", ["payloads/000000.safetensors", "manifest.zst", "digests.zst", "commit.json.new"])
+def test_two_at_once_cannot_write_one_delta(tiny_pair: tuple[Path, Path], tmp_path: Path, step: str) -> None:
+    base, target = tiny_pair
+    refused = []
+
+    def run_another(kind: str, path: str, other: str) -> None:
+        if kind == "create" and path.endswith(step):
+            with pytest.raises(ConflictError, match="another dcr holds it") as caught:
+                diff(target, base, tmp_path / "delta")
+            refused.append(caught.value.hint)
+
+    durable.hooks.append(run_another)
+    try:
+        diff(base, target, tmp_path / "delta")
+    finally:
+        durable.hooks.remove(run_another)
+    assert refused == ["try again later"]
+    diff(base, target, tmp_path / "alone")
+    assert folder_bytes(tmp_path / "delta") == folder_bytes(tmp_path / "alone")
+
+
+def test_a_delta_that_is_finished_first_outlives_the_other(tiny_pair: tuple[Path, Path], tmp_path: Path) -> None:
+    """Another run ends between the look at the folder and its lock."""
+    base = tiny_pair[0]
+    made: list[dict[str, bytes]] = []
+
+    def be_faster(kind: str, path: str, other: str) -> None:
+        if path.endswith(".dcr-lock") and not made:
+            made.append({})
+            diff(base, base, tmp_path / "delta")
+            made[0] = {**folder_bytes(tmp_path / "delta")}
+
+    (tmp_path / "delta").mkdir()
+    durable.hooks.append(be_faster)
+    try:
+        with pytest.raises(ConflictError, match="not empty"):
+            diff(*tiny_pair, tmp_path / "delta")
+    finally:
+        durable.hooks.remove(be_faster)
+    assert folder_bytes(tmp_path / "delta") == made[0]
+    assert (tmp_path / "delta" / "payloads").is_dir()
+
+
+def test_what_a_run_did_not_write_outlives_its_failure(tiny_pair: tuple[Path, Path], tmp_path: Path) -> None:
+    def fail(kind: str, path: str, other: str) -> None:
+        if kind == "create" and path.endswith("manifest.zst"):
+            (tmp_path / "delta" / "payloads" / "thesis.txt").write_text("precious")
+            raise KeyboardInterrupt
+
+    durable.hooks.append(fail)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            diff(*tiny_pair, tmp_path / "delta")
+    finally:
+        durable.hooks.remove(fail)
+    assert folder_bytes(tmp_path / "delta") == {"payloads/thesis.txt": b"precious"}
+
+
+def test_the_output_is_a_folder_in_a_folder(
+    tiny_pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("mine")
+    for output in ("file", "file/delta"):
+        with pytest.raises(UsageError, match="file is a file; a delta is a folder") as taken:
+            diff(*tiny_pair, tmp_path / output)
+        assert taken.value.hint == "choose another name for the delta"
+    assert (tmp_path / "file").read_text() == "mine"
+    with pytest.raises(LocalError, match=r"there is no folder .*a/b c") as missing:
+        diff(*tiny_pair, tmp_path / "a" / "b c" / "delta")
+    assert missing.value.hint == f"mkdir -p '{tmp_path}/a/b c'"
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "access", lambda path, mode, effective_ids: path != tmp_path)
+        with pytest.raises(LocalError, match=f"this process may not write into {tmp_path}$"):
+            diff(*tiny_pair, tmp_path / "delta")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "link").symlink_to("elsewhere")
+    diff(*tiny_pair, tmp_path / "link")
+    assert (tmp_path / "elsewhere" / "commit.json").exists()
+
+
 @pytest.mark.parametrize("side", [0, 1])
 def test_a_delta_inside_a_checkpoint_is_refused(tiny_pair: tuple[Path, Path], side: int) -> None:
     before = sorted(tiny_pair[side].rglob("*"))
     with pytest.raises(UsageError, match="inside the checkpoint"):
         diff(*tiny_pair, tiny_pair[side] / "delta")
     assert sorted(tiny_pair[side].rglob("*")) == before
+
+
+def test_a_dry_run_says_the_same_and_writes_nothing(tiny_pair: tuple[Path, Path], tmp_path: Path) -> None:
+    steps: list[str] = []
+    durable.hooks.append(lambda kind, path, other: steps.append(kind))
+    try:
+        tried = diff(*tiny_pair, tmp_path / "delta", dry_run=True)
+    finally:
+        durable.hooks.pop()
+    assert not steps and not (tmp_path / "delta").exists()
+    made = diff(*tiny_pair, tmp_path / "delta")
+    assert (tried.dry_run, made.dry_run) == (True, False)
+    assert dataclasses.replace(tried, dry_run=False) == made
+    assert sum(made.encoding_bytes.values()) == sum(row.delta_bytes for row in made.rows) > 0
+    assert made.encoding_bytes.keys() == made.encodings.keys()
+    with pytest.raises(ConflictError, match="not empty"):
+        diff(*tiny_pair, tmp_path / "delta", dry_run=True)
+    with pytest.raises(LocalError, match="there is no folder"):
+        diff(*tiny_pair, tmp_path / "a" / "delta", dry_run=True)
 
 
 def test_a_failed_diff_leaves_nothing(tiny_pair: tuple[Path, Path], tmp_path: Path) -> None:
@@ -314,5 +418,8 @@ def test_a_source_that_changes_while_it_is_read_is_a_conflict(tiny_pair: tuple[P
 def test_what_is_not_there_or_unknown(tiny_pair: tuple[Path, Path], tmp_path: Path) -> None:
     with pytest.raises(NotFoundError):
         diff(tmp_path / "nothing", tiny_pair[1])
+    for patterns in (["x" * 16_385], ["xy"] * 8193):
+        with pytest.raises(UsageError, match="at most 16384 are allowed"):
+            diff(*tiny_pair, skip=patterns)
     with pytest.raises(UsageError, match="auto, context, gap, whole"):
         diff(*tiny_pair, encoding="zip")

@@ -256,9 +256,9 @@ class TestSteps:
     def test_only_durable_changes_the_disk(self) -> None:
         """No other module of the package calls what changes it."""
         source = Path(durable.__file__).parent
-        calls = ("os.rename", "os.replace", "os.unlink", "os.remove", "os.mkdir", "os.write", "os.pwrite", "os.symlink")
-        calls += ("os.link(", "os.truncate", "os.ftruncate", "os.fsync", "shutil.", "tempfile", ".write_bytes(")
-        calls += (".write_text(", "os.makedirs", "os.rmdir", "os.chmod", "os.fchmod", "O_CREAT")
+        calls = ["os.rename", "os.replace", "os.unlink", "os.remove", "os.mkdir", "os.write", "os.pwrite", "os.symlink"]
+        calls += ["os.link(", "os.truncate", "os.ftruncate", "os.fsync", "shutil.", "tempfile", ".write_bytes("]
+        calls += [".write_text(", "os.makedirs", "os.rmdir", "os.chmod", "os.fchmod", "O_CREAT"]
         for path in source.rglob("*.py"):
             if path.name != "durable.py":
                 text = path.read_text()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,16 @@ from dcr_cli.delta.document import Columns
 from dcr_cli.delta.encoding import Encoding, decode_block, decode_whole, encode_whole
 from dcr_cli.delta.frame import encode_frame
 from dcr_cli.delta.huffman import HuffmanTable, read_table
-from dcr_cli.delta.manifest import PayloadRow, Run, decode_digests, decode_manifest, encode_digests, encode_manifest
+from dcr_cli.delta.manifest import (
+    FileRow,
+    Manifest,
+    PayloadRow,
+    Run,
+    decode_digests,
+    decode_manifest,
+    encode_digests,
+    encode_manifest,
+)
 from dcr_cli.delta.payload import PayloadReader, encode_payload, payload_name, read_head, split_run
 from dcr_cli.errors import DcrError
 from dcr_kernels.streams import RangeEncoder, write_magnitude
@@ -324,7 +334,7 @@ def test_rule_22_columns_are_as_long_as_they_should(name: str) -> None:
         refused_manifest(broken | {name: column}, "rows|adds? up to|pieces")
 
 
-@pytest.mark.parametrize("name", ["tensor.name", "source", "removed", "file.path", "skipped"])
+@pytest.mark.parametrize("name", ["tensor.name", "source", "removed", "file.path", "removed.file", "skipped"])
 def test_rule_23_lengths_of_texts(name: str) -> None:
     length = int(columns()[f"{name}.lengths"][0])
     for other in (length - 1, length + 1):
@@ -341,9 +351,22 @@ def test_rule_24_texts_are_utf8() -> None:
 
 
 def test_rule_25_texts_are_short() -> None:
-    assert decode_manifest(document(with_texts("skipped", b"x" * 65_536)), None, "").skipped == ("x" * 65_536,)
-    refused_manifest(with_texts("skipped", b"x" * 65_537), "at most 65536")
-    refused_manifest(with_texts("skipped", *[b"x"] * 65_537), "at most 65536")
+    assert decode_manifest(document(with_texts("removed", b"x" * 65_536)), None, "").removed == ("x" * 65_536,)
+    refused_manifest(with_texts("removed", b"x" * 65_537), "at most 65536")
+
+
+def test_rule_25_skipped_is_small() -> None:
+    for fine in ([b"x" * 16_384], [b"x"] * 16_384, []):
+        skipped = decode_manifest(document(with_texts("skipped", *fine)), None, "").skipped
+        assert skipped == tuple(text.decode() for text in fine)
+    for large in ([b"x" * 16_385], [b"x"] * 16_385, [b"x" * 65_536] * 2):
+        refused_manifest(with_texts("skipped", *large), "at most 16384")
+    refused_manifest(with_texts("skipped", b"x", b""), "empty")
+
+
+@pytest.mark.parametrize("pattern", [b"*", b"config.json", b"model.safetensor?", b"s[tu]b", b"sub/", b"*notes.txt"])
+def test_rule_25_skipped_matches_no_file(pattern: bytes) -> None:
+    refused_manifest(with_texts("skipped", b"*.bin", pattern), "is skipped by a pattern")
 
 
 def test_rule_26_digests_are_as_many_as_tensors_without_pieces() -> None:
@@ -514,8 +537,8 @@ def _accept_pieces(boxes: list[tuple[int, int, int]], elements: int) -> None:
 def _columns_of_one_tensor(boxes: list[tuple[int, int, int]], elements: int) -> Columns:
     """A manifest of one tensor of rank 1 with these pieces."""
     count = len(boxes)
-    empty = {name: column[:0] for name, column in columns().items()}
-    return empty | {
+    shard = Manifest((), (), (FileRow("model.safetensors", 1, 9, BLAKE3, ()),), (), (), ())
+    return columns(shard) | {
         "tensor.name.lengths": np.zeros(1, np.uint32),
         "tensor.dtype": np.array([2], np.uint8),
         "tensor.rank": np.array([1], np.uint32),
@@ -558,6 +581,7 @@ def test_rule_42_blocks_of_a_piece() -> None:
 def test_rule_43_paths_are_safe(path: str) -> None:
     rest = [row.path.encode() for row in MANIFEST.files[1:]]
     refused_manifest(with_texts("file.path", *sorted([path.encode(), *rest])), "unsafe name")
+    refused_manifest(with_texts("removed.file", *sorted([path.encode(), b"vocab.txt"])), "unsafe name")
 
 
 def test_rule_44_paths_are_in_order_and_apart() -> None:
@@ -566,6 +590,12 @@ def test_rule_44_paths_are_in_order_and_apart() -> None:
     refused_manifest(with_texts("file.path", b"a", shard, weight_map, weight_map), "canonical order")
     refused_manifest(with_texts("file.path", b"a", shard, weight_map, b"model.safetensors/x"), "canonical order|folder")
     refused_manifest(with_texts("file.path", b"a", b"a/b/model.safetensors", weight_map, b"x"), "folder of another")
+    refused_manifest(with_texts("removed.file", b"vocab.txt", b"old/notes.txt"), "canonical order")
+    refused_manifest(with_texts("removed.file", b"vocab.txt", b"vocab.txt"), "canonical order")
+    refused_manifest(with_texts("removed.file", b"config.json", b"vocab.txt"), "config.json is removed and in the")
+    for name in (b"a.safetensors", b"a.safetensors.index.json"):
+        refused_manifest(with_texts("removed.file", name, b"vocab.txt"), "cannot be a sidecar")
+        decode_manifest(document(with_texts("removed.file", b"sub/" + name, b"vocab.txt")), None, "manifest.zst")
 
 
 def test_rule_45_kinds_fit_names() -> None:
@@ -573,16 +603,54 @@ def test_rule_45_kinds_fit_names() -> None:
         refused_manifest(with_value("file.kind", 0, kind), "unknown kind")
     refused_manifest(with_value("file.kind", 0, 1), "name says otherwise")
     refused_manifest(with_value("file.kind", 1, 2), "name says otherwise")
+    in_a_folder = with_texts("file.path", b"a", b"model.safetensors", b"n/lora.safetensors", b"x")
+    in_a_folder["file.kind"][:] = [2, 1, 2, 2]
+    decode_manifest(document(in_a_folder), None, "manifest.zst")
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["model.bin", "sub/model.pt", "a.pth", "sub/a/b.gguf", "consolidated.json", "consolidated/a", "original/a/params"],
+)
+def test_rule_45_no_sidecar_is_a_second_copy(path: str) -> None:
+    files = sorted([*MANIFEST.files[1:], replace(MANIFEST.files[0], path=path)], key=lambda file: file.path)
+    refused_manifest(columns(replace(MANIFEST, files=tuple(files), skipped=())), "second copy")
 
 
 def test_rule_46_one_weight_map() -> None:
     refused_manifest(with_value("file.kind", 0, 3), "cannot be a weight map")
     shard, weight_map = b"model.safetensors", b"model.safetensors.index.json"
     two = with_texts("file.path", b"a.safetensors.index.json", shard, weight_map, b"x")
-    decode_manifest(document(two), None, "manifest.zst")
+    refused_manifest(two, "has to be a weight map")
     two["file.kind"][0] = 3
     refused_manifest(two, "more than one weight map")
+    refused_manifest(with_value("file.kind", 2, 2), "has to be a weight map")
     refused_manifest(with_texts("file.path", b"a", shard, b"n/model.safetensors.index.json", b"x"), "weight map")
+
+
+def test_rule_46_shards_without_a_weight_map() -> None:
+    def shards(*paths: bytes) -> Columns:
+        changed = with_texts("file.path", *paths, b"y", b"z")
+        changed["file.kind"][:] = [1, 1, 2, 2]
+        return changed
+
+    for fine in ((b"a.safetensors", b"b.safetensors"), (b"consolidated-0.safetensors", b"consolidated-1.safetensors")):
+        decode_manifest(document(shards(*fine)), None, "manifest.zst")
+    refused_manifest(shards(b"a.safetensors", b"b/c.safetensors"), "no weight map names")
+    refused_manifest(shards(b"a.safetensors", b"consolidated.safetensors"), "no weight map names")
+
+
+def test_rule_47_shards_are_all_there() -> None:
+    names = [b"a-00001-of-00002.safetensors", b"a-00002-of-00002.safetensors"]
+    both = with_texts("file.path", *names, b"y", b"z")
+    both["file.kind"][:] = [1, 1, 2, 2]
+    decode_manifest(document(both), None, "manifest.zst")
+    for other in (b"a-00003-of-00002.safetensors", b"a-00002-of-00003.safetensors", b"a-1-of-00002.safetensors"):
+        broken = both | {k: v for k, v in with_texts("file.path", names[0], other, b"y", b"z").items() if "path" in k}
+        refused_manifest(broken, "is one of|the same number")
+    none = with_texts("file.path", b"a", b"b", b"c", b"d")
+    none["file.kind"][:] = 2
+    refused_manifest(none, "has 0 shards")
 
 
 def test_rule_47_sizes_of_files(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -596,20 +664,20 @@ def test_rule_47_sizes_of_files(monkeypatch: pytest.MonkeyPatch) -> None:
         for size in bad:
             refused_manifest(with_value("file.size", row, size), "more or less than its kind allows")
     names = [b"%02d" % i for i in range(17)]
-    many = with_texts("file.path", *names)
+    many = with_texts("file.path", *names, b"model.safetensors")
     many |= {
-        "file.kind": np.full(17, 2, np.uint8),
-        "file.size": np.full(17, 64 << 20, np.uint64),
-        "file.blake3": np.zeros((17, 32), np.uint8),
-        "file.runs": np.zeros(17, np.uint32),
+        "file.kind": np.array([2] * 17 + [1], np.uint8),
+        "file.size": np.array([64 << 20] * 17 + [9], np.uint64),
+        "file.blake3": np.zeros((18, 32), np.uint8),
+        "file.runs": np.zeros(18, np.uint32),
     }
     for name in ("payload", "offset", "bytes", "blocks"):
         many[f"run.{name}"] = many[f"run.{name}"][:6]
     refused_manifest(many, "together")
     many["file.size"][0] = 0
     decode_manifest(document(many), None, "manifest.zst")
-    monkeypatch.setattr("dcr_cli.delta.manifest_rules.SHARD_COUNT_LIMIT", 0)
-    refused_manifest(columns(), "more than 0 shards")
+    monkeypatch.setattr("dcr_cli.delta.manifest_rules.MAX_SHARDS", 0)
+    refused_manifest(columns(), "1 to 0 are allowed")
 
 
 def test_rule_48_blocks_of_a_file() -> None:

@@ -517,7 +517,7 @@ def test_both_sides_at_once(spec: Spec, n: int, rate: float, offset: int, level:
         assert exact(tuple(found[:5])) == exact(tuple(want[:5]))
         assert (found.draft is None) == (want.draft is None) == (exponent is None or not len(want.positions))
         if want.draft is not None:
-            assert exact(tuple(found.draft)) == exact(tuple(want.draft))
+            assert found.draft is not None and exact(tuple(found.draft)) == exact(tuple(want.draft))
     if want.draft is None:
         return
     assert exact(found.digest + found.growth) == exact(reference.digest(target, offset))

@@ -19,6 +19,7 @@ from dcr_cli.delta.manifest import (
     Manifest,
     PayloadRow,
     Piece,
+    RemovedFile,
     Run,
     TensorRow,
     decode_digests,
@@ -29,7 +30,7 @@ from dcr_cli.delta.manifest import (
 from dcr_cli.errors import DamagedError, UnsupportedError
 from documents import DIGEST, DIGESTS, MANIFEST, commit
 
-EMPTY = Manifest((), (), (), (), ())
+EMPTY = Manifest((), (), (FileRow("model.safetensors", 1, 9, bytes(32), ()),), (), (), ())
 
 
 def round_trip(manifest: Manifest) -> Manifest:
@@ -56,7 +57,7 @@ def large_manifest(tensors: int, seed: int = 1) -> Manifest:
         offset += size
     payloads = tuple(PayloadRow(67_000_000, rnd.randbytes(32)) for _ in range(payload + 1))
     files = (FileRow("model.safetensors", 1, 9_000, rnd.randbytes(32), ()),)
-    return Manifest(tuple(rows), (), files, payloads, ())
+    return Manifest(tuple(rows), (), files, (), payloads, ())
 
 
 NAMES = st.text(max_size=8)
@@ -115,19 +116,23 @@ def manifests(draw: st.DrawFn) -> Manifest:
         return TensorRow(name, dtype, shape, source, pieces, digest)
 
     tensors = tuple(row(name) for name in sorted(draw(st.sets(NAMES, max_size=4)) - {"~", "~~"}))
-    paths = sorted(draw(st.sets(st.sampled_from(["a", "b.safetensors", "\u00e9/c", "\u00e9/d.safetensors", "z z"]))))
+    shards = {"b.safetensors", *draw(st.sets(st.just("c.safetensors")))}
+    paths = sorted(shards | draw(st.sets(st.sampled_from(["a", "\u00e9/c", "\u00e9/d.safetensors", "z z"]))))
     kept = draw(st.sets(st.sampled_from([*paths, ""])))
     files = tuple(
         FileRow(
             path,
-            1 if path.endswith(".safetensors") else 2,
+            1 if path in shards else 2,
             draw(st.integers(9, 10_000)),
             draw(st.binary(min_size=32, max_size=32)),
             runs(1) if payloads and path not in kept else (),
         )
         for path in paths
     )
-    return Manifest(tensors, ("~", "~~"), files, tuple(payloads), tuple(draw(st.lists(NAMES, max_size=2))))
+    gone = sorted(draw(st.sets(st.sampled_from(["a", "b", "\u00e9/c.safetensors", "y"]))) - {*paths})
+    removed_files = tuple(RemovedFile(path, draw(st.binary(min_size=32, max_size=32))) for path in gone)
+    skipped = tuple(draw(st.lists(st.sampled_from(["*.bin", "original/", "[!a-z]?x"]), max_size=2)))
+    return Manifest(tensors, ("~", "~~"), files, removed_files, tuple(payloads), skipped)
 
 
 @given(manifests())

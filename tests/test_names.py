@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from dcr_cli.checkpoint.names import safe_path, shown
+from dcr_cli.checkpoint.names import listed, safe_path, shown
 from dcr_cli.errors import DamagedError
 
 
@@ -120,3 +120,9 @@ def test_shown_is_one_line_from_which_the_name_can_be_read_back(name: str) -> No
     assert text == text.strip(" ") != ""
     parts = text.removeprefix('"').removesuffix('"').split("\\\\")
     assert "\\".join(part.encode("latin-1", "backslashreplace").decode("unicode_escape") for part in parts) == name
+
+
+def test_many_names_are_cut() -> None:
+    assert listed(["a", "b\n"]) == "a, b\\n"
+    assert listed([str(number) for number in range(47)]) == "0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 37 more"
+    assert listed(["a", "b", "c"], 1) == "a and 2 more"

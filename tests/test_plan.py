@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import ClassVar
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from dcr_cli.checkpoint.checkpoint import FileDigest, Shard
 from dcr_cli.checkpoint.digest import files_digest, object_digest
 from dcr_cli.checkpoint.header import Header, parse_header
-from dcr_cli.delta.manifest import FileRow, Manifest, Piece, Run, TensorRow
+from dcr_cli.delta.manifest import FileRow, Manifest, Piece, RemovedFile, Run, TensorRow
 from dcr_cli.errors import DamagedError, UnsupportedError, WrongBaseError
 from dcr_cli.receiver.plan import (
     Action,
@@ -61,9 +62,10 @@ def file_row(path: str, content: bytes, kind: int = 2, *, carried: bool = True) 
 def plan_of(
     base: Base,
     rows: list[TensorRow],
-    target: dict[str, tuple[str, ...]] | None = None,
+    target: Mapping[str, tuple[str, ...]] | None = None,
     files: tuple[FileRow, ...] = (),
     *,
+    removed: tuple[RemovedFile, ...] = (),
     in_place: bool = False,
 ) -> Plan:
     """Plan for target shards path -> names; without them, for the receiver's own."""
@@ -74,7 +76,7 @@ def plan_of(
         raw = header(*names)
         headers[path] = parse_header(raw, None, path)
         file_rows.append(file_row(path, raw, 1))
-    manifest = Manifest(tuple(rows), (), tuple(sorted(file_rows, key=lambda file: file.path)), (), ())
+    manifest = Manifest(tuple(rows), (), tuple(sorted(file_rows, key=lambda file: file.path)), removed, (), ())
     read = (lambda file: headers[file.path]) if target is not None else None
     return make_plan(base, manifest, rows, read, in_place=in_place)
 
@@ -186,8 +188,10 @@ class TestFiles:
         file_row("new.txt", b"n"),
     )
 
+    gone = RemovedFile("old.txt", object_digest(b"o"))
+
     def test_exact(self) -> None:
-        plan = plan_of(self.base, [row("a")], {"a.safetensors": ("a",)}, self.rows)
+        plan = plan_of(self.base, [row("a")], {"a.safetensors": ("a",)}, self.rows, removed=(self.gone,))
         assert [file.path for file in plan.written_files] == ["new.txt"]
         assert plan.removed_files == ("old.txt",)
         assert plan.is_exact
@@ -198,6 +202,19 @@ class TestFiles:
         assert plan.removed_files == ()
         with pytest.raises(WrongBaseError, match=r"other\.txt"):
             plan_of(self.base, [row("a")], None, (*self.rows, file_row("other.txt", b"x", carried=False)))
+
+    def test_own_files_go_if_they_are_the_bases(self) -> None:
+        for removed in ((self.gone,), (self.gone, RemovedFile("zz.txt", bytes(32)))):
+            plan = plan_of(self.base, [row("a")], None, self.rows, removed=removed)
+            assert plan.removed_files == ("old.txt",)
+        with pytest.raises(WrongBaseError, match=r"old\.txt: is another than the base's"):
+            plan_of(self.base, [row("a")], None, self.rows, removed=(RemovedFile("old.txt", bytes(32)),))
+
+    def test_a_weight_map_of_ones_own_stays(self) -> None:
+        own_map = FileDigest("a.json", 3, 1, object_digest(b"o"))
+        base = base_of(shard("a.safetensors", "a"), files=(own_map,))
+        plan = plan_of(base, [row("a")], None, removed=(RemovedFile("a.json", own_map.blake3),))
+        assert plan.removed_files == ()
 
     def test_what_is_there_already_is_not_written(self) -> None:
         rows = (file_row("kept.txt", b"k"), file_row("old.txt", b"o"))

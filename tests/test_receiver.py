@@ -28,9 +28,9 @@ from dcr_cli.checkpoint.checkpoint import open_checkpoint
 from dcr_cli.checkpoint.digest import State
 from dcr_cli.durable import open_folder
 from dcr_cli.errors import ConflictError, DamagedError, DcrError, IncompleteError, LocalError, WrongBaseError
+from dcr_cli.locking import lock
 from dcr_cli.process import Stopped, signals_raised
-from dcr_cli.receiver.locking import lock
-from dcr_cli.receiver.receiver import Marker, decode_marker, encode_marker
+from dcr_cli.receiver.receiver import Marker, Receiver, decode_marker, encode_marker
 from dcr_cli.receiver.record import Record, read_record
 from dcr_cli.verify import verify
 from faults import StoppedError, watching
@@ -541,6 +541,20 @@ class TestFinishing:
         assert apply(delta, stopped).recovered
         assert tree(stopped) == tree(whole)
 
+    def test_what_is_locked_for_something_else_can_be_finished(self, tiny: Folders) -> None:
+        root, target, delta = tiny
+
+        def stop(kind: str, path: str, other: str) -> None:
+            if kind == "sync-folder" and path == str(root) and (root / ".dcr/in-progress").exists():
+                raise StoppedError
+
+        with pytest.raises(StoppedError), watching(stop):
+            apply(delta, root)
+        with open_folder(root) as folder, Receiver(folder):
+            pass
+        assert apply(delta, root).recovered
+        assert tree(root) == tree(target)
+
     def test_modes_stay(self, tiny: Folders) -> None:
         receiver, target, delta = tiny
         names = {path.name for path in receiver.iterdir()}
@@ -713,7 +727,8 @@ class TestLimits:
                 if os.geteuid() == 0:
                     _open_to_all(receiver)
             case "mount":
-                commands = (["mount", "--bind", receiver, receiver], ["mount", "-o", "remount,ro,bind", receiver])
+                place = str(receiver)
+                commands = (["mount", "--bind", place, place], ["mount", "-o", "remount,ro,bind", place])
                 if any(subprocess.run(command, capture_output=True).returncode for command in commands):
                     pytest.skip("cannot mount here")
             case "attribute":

@@ -93,6 +93,12 @@ def check(
     return delta
 
 
+def test_safetensors_files_that_are_no_shards(tmp_path: Path) -> None:
+    shards = {"model.safetensors": {"w": of_bits("BF16", [1, 2, 3])}}
+    files = {"lora/adapter.safetensors": b"not even safetensors"}
+    check(tmp_path, shards, shards, base_files={**files, "old/x.safetensors": b"x"}, target_files=files)
+
+
 def random_tensor(random: np.random.Generator, dtype: Dtype, shape: tuple[int, ...]) -> Tensor:
     """Make a tensor of values like those of weights: of a float, exponents near each other; else small numbers."""
     count = math.prod(shape) * dtype.bits // (8 * dtype.width)

@@ -30,12 +30,13 @@ def test_show_agrees_with_diff(tiny_pair: tuple[Path, Path], tmp_path: Path) -> 
 def test_show_tells_added_removed_renamed_and_files(tmp_path: Path) -> None:
     base = {"a": tensor_of("F32", (300,)), "b": tensor_of("F32", (301,)), "c": tensor_of("F32", (302,))}
     target = {"a": with_changes(base["a"], [3]), "b2": base["b"], "new": tensor_of("I64", (100,))}
-    write_checkpoint(tmp_path / "base", base, sidecars={"x": b"1"})
+    write_checkpoint(tmp_path / "base", base, sidecars={"x": b"1", "y": b""})
     write_checkpoint(tmp_path / "target", target, sidecars={"x": b"2"})
     diff(tmp_path / "base", tmp_path / "target", tmp_path / "delta")
     result = show(tmp_path / "delta")
     assert (result.added, result.removed, result.renamed) == (("new",), ("b", "c"), (("b", "b2"),))
     assert "x" in result.sent_files
+    assert result.removed_files == ("y",)
     assert sum(encoding.bytes for encoding in result.encodings) == sum(row.bytes for row in result.rows)
 
 

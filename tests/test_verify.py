@@ -16,6 +16,7 @@ from dcr_cli.errors import ConflictError, DamagedError, IncompleteError, NotFoun
 from dcr_cli.verify import SidecarDifference, TensorDifference, VerifyResult, verify
 from strategies import (
     TensorData,
+    Tensors,
     every_dtype,
     tensor_of,
     tensor_set_pairs,
@@ -163,7 +164,7 @@ def test_a_delta_knows_sidecars_and_what_was_skipped(tmp_path: Path) -> None:
 
 @given(tensor_set_pairs(), st.integers(1, 3))
 def test_a_match_means_equal_tensors(
-    tmp_path_factory: pytest.TempPathFactory, pair: tuple[dict, dict], jobs: int
+    tmp_path_factory: pytest.TempPathFactory, pair: tuple[Tensors, Tensors], jobs: int
 ) -> None:
     folder = tmp_path_factory.mktemp("pair")
     base, target = pair
@@ -231,9 +232,9 @@ def test_a_checkpoint_that_is_not_there_is_not_found(tmp_path: Path, tiny_pair: 
 def test_a_stopped_apply_is_incomplete(tiny_pair: tuple[Path, Path]) -> None:
     (tiny_pair[0] / ".dcr").mkdir()
     (tiny_pair[0] / ".dcr/in-progress").write_bytes(b"")
-    for options in ({"against": tiny_pair[1]}, {}):
+    for against in (tiny_pair[1], None):
         with pytest.raises(IncompleteError):
-            verify(tiny_pair[0], **options)
+            verify(tiny_pair[0], against=against)
 
 
 def test_a_file_that_changes_is_a_conflict(tiny_pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:

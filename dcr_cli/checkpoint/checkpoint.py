@@ -14,29 +14,37 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dcr_cli.checkpoint.digest import ObjectHasher, object_digest
-from dcr_cli.checkpoint.folder import Files, Identity, check_same, is_skipped, pattern_of, scan, skip_hint
-from dcr_cli.checkpoint.header import DTYPES, MAX_HEADER_BYTES, Dtype, Header, bytes_view, file_kind, read_header
+from dcr_cli.checkpoint.folder import Files, Identity, check_same, pattern_of, scan, skip_hint
+from dcr_cli.checkpoint.header import DTYPES, Dtype, Header, bytes_view, file_kind, read_header
 from dcr_cli.checkpoint.in_progress import check_complete
 from dcr_cli.checkpoint.names import path_fault, shown
+from dcr_cli.checkpoint.parts import (
+    CONSOLIDATED,
+    MAX_SIDECAR_BYTES,
+    MAX_SIDECARS_BYTES,
+    MAX_WEIGHT_MAP_BYTES,
+    SHARD,
+    SHARD_SUFFIX,
+    SIDECAR,
+    WEIGHT_MAP,
+    WEIGHT_MAP_SUFFIX,
+    is_top_shard,
+    is_weight_map,
+    second_copy_pattern,
+    unmapped_shards,
+)
+from dcr_cli.checkpoint.patterns import Patterns
 from dcr_cli.checkpoint.weight_map import (
-    SUFFIX,
     USUAL_NAME,
     check_agreement,
     check_sets_complete,
     check_shards_exist,
     parse_weight_map,
 )
-from dcr_cli.errors import DamagedError, LocalError, NotFoundError, UsageError, WrongBaseError
+from dcr_cli.errors import NOT_SET, DamagedError, LocalError, NotFoundError, UsageError, WrongBaseError, hint_of
 
 if TYPE_CHECKING:
     import numpy.typing as npt
-
-SHARD, SIDECAR, WEIGHT_MAP = 1, 2, 3
-
-MAX_SIDECAR_BYTES = 64 << 20
-MAX_SIDECARS_BYTES = 1 << 30
-
-_SECOND_COPIES = ("consolidated*", "*.bin", "*.pt", "*.pth", "*.gguf", "original/")
 
 
 class Tensor(NamedTuple):
@@ -155,14 +163,14 @@ def open_checkpoint(
     """
     folder = Path(root)
     if "" in skip:
-        raise UsageError("--skip", "an empty pattern matches no file")
+        raise UsageError("--skip", "an empty pattern matches no file", hint=NOT_SET)
     _check_folder(folder, what)
     if not allow_incomplete:
         check_complete(folder)
     strangers: list[str] | None = [] if allow_strangers else None
-    identities = scan(folder, skip=skip, must_be_files=(".safetensors", SUFFIX), strangers=strangers)
+    identities = scan(folder, skip=skip, must_be_files=(SHARD_SUFFIX, WEIGHT_MAP_SUFFIX), strangers=strangers)
     map_path = _find_weight_map(folder, identities)
-    if map_path is None and not any(_is_top_shard(path) for path in identities):
+    if map_path is None and not any(map(is_top_shard, identities)):
         raise _nothing_here(folder, identities, what)
     with Files(folder, identities) as files:
         weight_map = None
@@ -187,9 +195,10 @@ def _check_folder(folder: Path, what: str) -> None:
     except (FileNotFoundError, NotADirectoryError, ValueError) as error:
         raise NotFoundError(f"{what} {folder}", "no such folder") from error
     except OSError as error:
-        raise LocalError(f"{what} {folder}", f"cannot be looked at: {error.strerror}") from error
+        raise LocalError(f"{what} {folder}", f"cannot be looked at: {error.strerror}", hint=hint_of(error)) from error
     if not stat.S_ISDIR(mode):
-        raise NotFoundError(f"{what} {folder}", f"is {file_kind(mode)}, not a folder of safetensors shards")
+        hint = f"give the folder that it lies in, {folder.parent}" if folder.name.endswith(SHARD_SUFFIX) else None
+        raise NotFoundError(f"{what} {folder}", f"is {file_kind(mode)}, not a folder of safetensors shards", hint=hint)
 
 
 def _nothing_here(folder: Path, identities: dict[str, Identity], what: str) -> NotFoundError:
@@ -200,15 +209,11 @@ def _nothing_here(folder: Path, identities: dict[str, Identity], what: str) -> N
     return NotFoundError(f"{what} {folder}", "holds no checkpoint: it has no *.safetensors file")
 
 
-def _is_top_shard(path: str) -> bool:
-    return "/" not in path and path.endswith(".safetensors")
-
-
 def _find_weight_map(folder: Path, identities: dict[str, Identity]) -> str | None:
-    maps = [path for path in identities if "/" not in path and path.endswith(SUFFIX)]
+    maps = [path for path in identities if is_weight_map(path)]
     if len(maps) > 1:
-        others = sorted(maps, key=lambda path: (path != USUAL_NAME, fnmatchcase(path, "consolidated*"), path))
-        patterns = ["consolidated*" if fnmatchcase(path, "consolidated*") else pattern_of(path) for path in others[1:]]
+        others = sorted(maps, key=lambda path: (path != USUAL_NAME, fnmatchcase(path, CONSOLIDATED), path))
+        patterns = [CONSOLIDATED if fnmatchcase(path, CONSOLIDATED) else pattern_of(path) for path in others[1:]]
         facts = f"has {len(maps)} weight maps, {shown(others[0])} and {shown(others[1])}"
         raise DamagedError(str(folder), facts, hint=skip_hint(*patterns))
     return maps[0] if maps else None
@@ -216,24 +221,23 @@ def _find_weight_map(folder: Path, identities: dict[str, Identity]) -> str | Non
 
 def _read_weight_map(files: Files, path: str, identities: dict[str, Identity], skip: Sequence[str]) -> dict[str, str]:
     what = str(files.root / path)
-    if identities[path].size > MAX_HEADER_BYTES:
+    if identities[path].size > MAX_WEIGHT_MAP_BYTES:
         raise DamagedError(
-            what, f"has {identities[path].size} bytes, more than the {MAX_HEADER_BYTES} a weight map may have"
+            what, f"has {identities[path].size} bytes, more than the {MAX_WEIGHT_MAP_BYTES} a weight map may have"
         )
     weight_map = parse_weight_map(files.read_file(path), what)
+    skipped = Patterns(skip)
     for shard in dict.fromkeys(weight_map.values()):
-        if is_skipped(shard, skip):
-            raise UsageError("--skip", f"leaves out shard {shown(shard)}, which the weight map names")
+        if skipped.match(shard):
+            raise UsageError(
+                "--skip", f"leaves out shard {shown(shard)}, which the weight map names", hint="use a narrower pattern"
+            )
     check_shards_exist(weight_map, identities, what)
     return weight_map
 
 
 def _find_shards(identities: dict[str, Identity], weight_map: dict[str, str] | None) -> list[str]:
-    if weight_map is not None:
-        return sorted(set(weight_map.values()))
-    shards = [path for path in identities if _is_top_shard(path)]
-    # Beside other shards, these are the weights once more, under other tensor names.
-    return [path for path in shards if not fnmatchcase(path, "consolidated*")] or shards
+    return sorted(set(weight_map.values())) if weight_map is not None else unmapped_shards(identities)
 
 
 def _find_sidecars(
@@ -249,7 +253,7 @@ def _find_sidecars(
     refused = [(sidecar.path, *refusal) for sidecar in sidecars if (refusal := _refusal(sidecar))]
     if strangers is not None:
         for path, facts, _ in refused:
-            if _is_top_shard(path):
+            if is_top_shard(path):
                 raise WrongBaseError(str(folder / path), facts, hint="move it out of the checkpoint")
         others = {path for path, _, _ in refused}
         strangers.extend(others)
@@ -269,16 +273,14 @@ def _find_sidecars(
 
 def _refusal(sidecar: Sidecar) -> tuple[str, str] | None:
     """Say why a file cannot be part of a checkpoint, and which pattern would leave it out."""
-    path, name = sidecar.path, sidecar.path.rpartition("/")[2]
+    path = sidecar.path
     if (fault := path_fault(path)) is not None:
         return f"unsafe name: {fault}", pattern_of(path)
     if sidecar.kind == WEIGHT_MAP:
         return None
-    for pattern in _SECOND_COPIES:
-        in_folder = pattern.endswith("/") and path.startswith(pattern)
-        if in_folder or fnmatchcase(name if pattern.startswith("*") else path, pattern):
-            return "would be a second copy of the weights", pattern
-    if _is_top_shard(path):
+    if (pattern := second_copy_pattern(path)) is not None:
+        return "would be a second copy of the weights", pattern
+    if is_top_shard(path):
         return "is a shard that the weight map does not name, perhaps a second copy of the weights", pattern_of(path)
     if sidecar.size > MAX_SIDECAR_BYTES:
         return (

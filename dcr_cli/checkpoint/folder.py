@@ -12,13 +12,13 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from dcr_cli.checkpoint.header import bytes_view, file_kind
-from dcr_cli.errors import ConflictError, DamagedError, LocalError
+from dcr_cli.checkpoint.patterns import Patterns
+from dcr_cli.errors import ConflictError, DamagedError, LocalError, hint_of
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 # Two open checkpoints, the standard streams and an output fit into 64 descriptors.
 MAX_OPEN_FILES = 16
 READ_AT_ONCE_BYTES = 1 << 20
+# What helps when a file changed while it was read.
+AT_REST = "try again when nothing writes there"
+_MOST_PATTERNS = 10
 
 
 class Identity(NamedTuple):
@@ -57,12 +60,13 @@ def scan(
     what is left out for its kind.
     """
     found: dict[str, Identity] = {}
+    skipped = Patterns(skip)
     folders = [""]
     while folders:
         prefix = folders.pop()
         for entry in _list(root / prefix):
             path = prefix + entry.name
-            if entry.name.startswith(".") or is_skipped(path, skip):
+            if entry.name.startswith(".") or skipped.match(path):
                 continue
             try:
                 status = _status_of(entry)
@@ -84,7 +88,7 @@ def scan(
                 raise DamagedError(
                     entry.path, "is a link to a folder; links to files alone are read", hint=skip_hint(pattern_of(path))
                 )
-            elif is_folder and not is_skipped(path + "/", skip):
+            elif is_folder and not skipped.match(path + "/"):
                 folders.append(path + "/")
     return dict(sorted(found.items()))
 
@@ -94,9 +98,9 @@ def _list(folder: Path) -> list[os.DirEntry[str]]:
         with os.scandir(folder) as entries:
             return list(entries)
     except FileNotFoundError as error:
-        raise ConflictError(str(folder), "changed while reading: it is gone") from error
+        raise ConflictError(str(folder), "changed while reading: it is gone", hint=AT_REST) from error
     except OSError as error:
-        raise LocalError(str(folder), f"cannot be listed: {error.strerror}") from error
+        raise LocalError(str(folder), f"cannot be listed: {error.strerror}", hint=hint_of(error)) from error
 
 
 def _status_of(entry: os.DirEntry[str]) -> os.stat_result:
@@ -106,25 +110,16 @@ def _status_of(entry: os.DirEntry[str]) -> os.stat_result:
         if entry.is_symlink():
             raise DamagedError(entry.path, f"is a link that leads to no file: {error.strerror}") from error
         if isinstance(error, FileNotFoundError):
-            raise ConflictError(entry.path, "changed while reading: it is gone") from error
-        raise LocalError(entry.path, f"cannot be read: {error.strerror}") from error
-
-
-def is_skipped(path: str, skip: Sequence[str]) -> bool:
-    """Whether a pattern of `skip` matches the relative path or a folder above it, with or without its last slash."""
-    if not skip:
-        return False
-    parts = path.split("/")
-    above = ["/".join(parts[:count]) for count in range(1, len(parts))]
-    return any(
-        fnmatchcase(path, pattern) or any(fnmatchcase(a, pattern) or fnmatchcase(a + "/", pattern) for a in above)
-        for pattern in skip
-    )
+            raise ConflictError(entry.path, "changed while reading: it is gone", hint=AT_REST) from error
+        raise LocalError(entry.path, f"cannot be read: {error.strerror}", hint=hint_of(error)) from error
 
 
 def skip_hint(*patterns: str) -> str:
-    quoted = " ".join(f"--skip {_quoted(pattern)}" for pattern in dict.fromkeys(patterns))
-    return f"leave it out with {quoted}"
+    """Say how to leave out what the patterns match, each of them once, and not more than a line holds."""
+    different = list(dict.fromkeys(patterns))
+    quoted = " ".join(f"--skip {_quoted(pattern)}" for pattern in different[:_MOST_PATTERNS])
+    more = f" and {len(different) - _MOST_PATTERNS} more" if len(different) > _MOST_PATTERNS else ""
+    return f"leave it out with {quoted}{more}"
 
 
 def pattern_of(path: str) -> str:
@@ -180,7 +175,9 @@ class Files:
                 try:
                     count = os.preadv(fd, [view], offset)
                 except OSError as error:
-                    raise LocalError(str(self.root / path), f"cannot be read: {error.strerror}") from error
+                    raise LocalError(
+                        str(self.root / path), f"cannot be read: {error.strerror}", hint=hint_of(error)
+                    ) from error
                 if not count:
                     raise self._changed(path, "it became shorter")
                 view = view[count:]
@@ -244,14 +241,16 @@ class Files:
         except (FileNotFoundError, NotADirectoryError) as error:
             raise self._changed(path, "it is gone") from error
         except OSError as error:
-            raise LocalError(str(self.root / path), f"cannot be opened: {error.strerror}") from error
+            raise LocalError(
+                str(self.root / path), f"cannot be opened: {error.strerror}", hint=hint_of(error)
+            ) from error
         if identity_of(os.fstat(fd)) != self._identities[path]:
             os.close(fd)
             raise self._changed(path, "its size, inode or times are other ones")
         return fd
 
     def _changed(self, path: str, how: str) -> ConflictError:
-        return ConflictError(str(self.root / path), f"changed while reading: {how}")
+        return ConflictError(str(self.root / path), f"changed while reading: {how}", hint=AT_REST)
 
 
 def check_same(root: Path, before: Mapping[str, Identity], now: Mapping[str, Identity]) -> None:
@@ -261,4 +260,4 @@ def check_same(root: Path, before: Mapping[str, Identity], now: Mapping[str, Ide
     for path in sorted(before.keys() | now.keys()):
         if before.get(path) != now.get(path):
             how = "it is gone" if path not in now else "it is new" if path not in before else "its identity is another"
-            raise ConflictError(str(root / path), f"changed while reading: {how}")
+            raise ConflictError(str(root / path), f"changed while reading: {how}", hint=AT_REST)

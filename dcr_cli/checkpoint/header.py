@@ -17,18 +17,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dcr_cli.checkpoint.json_text import (
-    check_levels,
-    load_json,
-    plain_object,
-    strict_json as strict_json,
-)
+from dcr_cli.checkpoint.json_text import MAX_U64, check_levels, load_json, plain_object
 from dcr_cli.checkpoint.names import shown
-from dcr_cli.errors import ConflictError, DamagedError, LocalError
+from dcr_cli.errors import ConflictError, DamagedError, LocalError, hint_of
 
 LENGTH_BYTES = 8
 MAX_HEADER_BYTES = 100_000_000
-MAX_U64 = 2**64 - 1
+# What helps when a file is not as it was written.
+COPY_AGAIN = "copy or download it again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +132,7 @@ def read_safetensors(
 def header_bytes(start: bytes, total_bytes: int, what: str, *, max_header_bytes: int = MAX_HEADER_BYTES) -> int:
     """Return the length of the header that follows the 8 length bytes, from the first bytes of a file (64 are best)."""
     if not total_bytes:
-        raise DamagedError(what, "is empty, not a safetensors file")
+        raise DamagedError(what, "is empty, not a safetensors file", hint=COPY_AGAIN)
     check_no_other_file(start, what, "a safetensors file")
     if total_bytes < LENGTH_BYTES or len(start) < LENGTH_BYTES:
         raise DamagedError(what, f"has {total_bytes} bytes, too few for a safetensors file")
@@ -145,7 +141,9 @@ def header_bytes(start: bytes, total_bytes: int, what: str, *, max_header_bytes:
         raise DamagedError(what, f"states a header of {length} bytes, more than the {max_header_bytes} allowed")
     if length > total_bytes - LENGTH_BYTES:
         raise DamagedError(
-            what, f"has {total_bytes} bytes, but its header alone should have {length}; is it cut short?"
+            what,
+            f"has {total_bytes} bytes, but its header alone should have {length}; is it cut short?",
+            hint=COPY_AGAIN,
         )
     return length
 
@@ -247,7 +245,9 @@ def _check_tiling(tensors: list[TensorEntry], data_bytes: int, total_bytes: int,
     if position > data_bytes:
         expected = total_bytes - data_bytes + position
         raise DamagedError(
-            what, f"has {total_bytes} bytes, but its tensors, up to {shown(before)}, need {expected}; it is cut short"
+            what,
+            f"has {total_bytes} bytes, but its tensors, up to {shown(before)}, need {expected}; it is cut short",
+            hint=COPY_AGAIN,
         )
     if position < data_bytes:
         expected = total_bytes - data_bytes + position
@@ -339,10 +339,12 @@ def _pread(fd: int, size: int, offset: int, what: str) -> bytes:
         while size:
             part = os.pread(fd, size, offset)
             if not part:
-                raise ConflictError(what, "changed while reading: it became shorter")
+                raise ConflictError(
+                    what, "changed while reading: it became shorter", hint="try again when nothing writes there"
+                )
             parts.append(part)
             size -= len(part)
             offset += len(part)
     except OSError as error:
-        raise LocalError(what, f"cannot be read: {error.strerror}") from error
+        raise LocalError(what, f"cannot be read: {error.strerror}", hint=hint_of(error)) from error
     return parts[0] if len(parts) == 1 else b"".join(parts)

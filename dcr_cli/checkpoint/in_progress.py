@@ -1,6 +1,6 @@
 """What a checkpoint's folder says of an apply in progress: whether there is one, whether it runs, what finishes it.
 
-It reads `.dcr/` and changes nothing; making it, and taking the lock, is receiver/'s matter.
+It reads `.dcr/` and changes nothing; making it is receiver/'s matter, taking the lock locking.py's.
 """
 
 from __future__ import annotations
@@ -8,50 +8,19 @@ from __future__ import annotations
 import errno
 import os
 import shlex
-import socket
 import stat
 from pathlib import Path
-from typing import NamedTuple
 
 from dcr_cli.checkpoint.json_text import strict_json
-from dcr_cli.errors import DamagedError, IncompleteError, LocalError
+from dcr_cli.errors import DamagedError, IncompleteError, LocalError, hint_of
+from dcr_cli.holder import MAX_HOLDER_BYTES, decode_holder
 
 STATE_FOLDER = ".dcr"
 IN_PROGRESS = f"{STATE_FOLDER}/in-progress"
 LOCK_FILE = f"{STATE_FOLDER}/lock"
-# So much of a marker is read to say how to finish, and so long a path is shown for it.
+# A marker is no larger. No longer path is shown to say how to finish.
 MAX_MARKER_BYTES = 1 << 16
 _MAX_SHOWN_CHARACTERS = 1000
-_MAX_LOCK_BYTES = 1 << 10
-
-
-class Holder(NamedTuple):
-    """A process, by its number, its start (- if that is not known) and its host, as a lock file names it."""
-
-    pid: str
-    start: str
-    host: str
-
-    @property
-    def is_alive(self) -> bool | None:
-        """Whether it runs; None if that cannot be told from here."""
-        if self.host != socket.gethostname() or not self.pid.isdigit() or self.start == "-":
-            return None
-        return _start_of(int(self.pid)) == self.start
-
-
-def this_process() -> Holder:
-    return Holder(str(os.getpid()), _start_of(os.getpid()), socket.gethostname())
-
-
-def decode_holder(text: bytes) -> Holder | None:
-    """Read what a holder has written into its lock file; None if it has not, or has gone as it should."""
-    fields = text.decode(errors="replace").split()
-    return Holder(*fields[:3]) if len(fields) >= 3 else None
-
-
-def encode_holder(holder: Holder) -> bytes:
-    return f"{' '.join(holder)}\n".encode()
 
 
 def is_incomplete(root: str | os.PathLike[str]) -> bool:
@@ -64,7 +33,7 @@ def is_incomplete(root: str | os.PathLike[str]) -> bool:
     except OSError as error:
         facts = f"cannot tell whether an apply is in progress: {error.strerror}"
         hint = f"as its owner, let its readers in: chmod a+rx {shlex.quote(str(marker.parent))}"
-        raise LocalError(str(marker), facts, hint=hint if error.errno == errno.EACCES else None) from error
+        raise LocalError(str(marker), facts, hint=hint if error.errno == errno.EACCES else hint_of(error)) from error
     return True
 
 
@@ -76,7 +45,7 @@ def check_complete(folder: Path) -> None:
     facts = "incomplete: an apply to it was stopped"
     hint = f"{command_to_finish(_delta_of(folder), folder)} finishes it"
     try:
-        holder = decode_holder(_read(folder / LOCK_FILE, _MAX_LOCK_BYTES))
+        holder = decode_holder(_read(folder / LOCK_FILE, MAX_HOLDER_BYTES))
     except PermissionError:
         facts += ", or is running"
     except OSError:
@@ -111,13 +80,3 @@ def _read(path: Path, limit: int) -> bytes:
         return os.read(fd, limit) if stat.S_ISREG(os.fstat(fd).st_mode) else b""
     finally:
         os.close(fd)
-
-
-def _start_of(pid: int) -> str:
-    """When a process started, in ticks since boot, and which boot that was; - if that is not known."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return "-"
-    return f"{fields[19]}@{boot}" if fields[0] != "Z" else "-"

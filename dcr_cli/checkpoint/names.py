@@ -6,12 +6,14 @@ Nothing here opens or makes a file.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from dcr_cli.errors import DamagedError, one_line
 
 MAX_COMPONENT_BYTES = 255
 MAX_PATH_BYTES = 4096
 SHOWN_CHARACTERS = 400
+SHOWN_NAMES = 10
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _DRIVE = re.compile(r"[A-Za-z]:")
@@ -68,3 +70,9 @@ def shown(name: str) -> str:
         return f"{shown(name[:half])} [{left_out} characters left out] {shown(name[-half:])}"
     escaped = one_line(name.replace("\\", "\\\\"))
     return escaped if escaped.strip(" ") == escaped and escaped else f'"{escaped}"'
+
+
+def listed(names: Sequence[str], most: int = SHOWN_NAMES) -> str:
+    """Write names on one line, the first ones alone if they are more than `most`."""
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(shown(name) for name in names[:most]) + more

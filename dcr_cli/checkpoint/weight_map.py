@@ -11,11 +11,12 @@ from collections.abc import Collection, Mapping
 from dcr_cli.checkpoint.header import check_no_other_file
 from dcr_cli.checkpoint.json_text import strict_json
 from dcr_cli.checkpoint.names import safe_path, shown
+from dcr_cli.checkpoint.parts import SHARD_SUFFIX
 from dcr_cli.errors import DamagedError
 
 USUAL_NAME = "model.safetensors.index.json"
-SUFFIX = ".safetensors.index.json"
 
+_COPY_ALL = "copy all shards of the checkpoint"
 _NUMBERED = re.compile(r"(.*)-([0-9]+)-of-([0-9]+)\.safetensors", re.DOTALL)
 
 
@@ -32,7 +33,7 @@ def parse_weight_map(data: bytes, what: str) -> dict[str, str]:
             raise DamagedError(what, f"tensor {shown(name)}: its shard is not a string")
         if path not in checked:
             safe_path(path, what)
-            if not path.endswith(".safetensors"):
+            if not path.endswith(SHARD_SUFFIX):
                 raise DamagedError(what, f"tensor {shown(name)}: its shard {shown(path)} is not a .safetensors file")
             checked.add(path)
     return weight_map
@@ -42,7 +43,9 @@ def check_shards_exist(weight_map: Mapping[str, str], files: Collection[str], wh
     """Raise DamagedError if the weight map names a shard that is not among `files`."""
     for name, path in weight_map.items():
         if path not in files:
-            raise DamagedError(what, f"puts tensor {shown(name)} into shard {shown(path)}, which is not there")
+            raise DamagedError(
+                what, f"puts tensor {shown(name)} into shard {shown(path)}, which is not there", hint=_COPY_ALL
+            )
 
 
 def check_agreement(weight_map: Mapping[str, str], shard_of: Mapping[str, str], what: str) -> None:
@@ -81,4 +84,4 @@ def check_sets_complete(shards: Collection[str], what: str) -> None:
             facts = f"is one of {total} shards, of which {len(members)} are there"
             if missing is not None:
                 facts += f" and number {missing} is not"
-            raise DamagedError(what, f"shard {shown(next(iter(members.values())))} {facts}")
+            raise DamagedError(what, f"shard {shown(next(iter(members.values())))} {facts}", hint=_COPY_ALL)

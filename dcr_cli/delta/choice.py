@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from dcr_cli.checkpoint.header import Dtype
 from dcr_cli.delta.encoding import ContextDraft, Draft, Elements, Encoding, LoadBlock, changes_of
 from dcr_cli.delta.huffman import HuffmanTable, build_table, table_bits
+from dcr_cli.delta.payload import CLASSES, DEFAULT_STATE, STATES_PER_CLASS
 
 SAMPLE_BLOCKS = 64
-DEFAULT_STATE = 32768
 # floor(256 * log2((256 + i) / 256)), from exact integer powers.
 _LOG2_FRACTION = np.array([((256 + i) ** 256).bit_length() - 1 - 2048 for i in range(256)], np.int64)
 
@@ -77,7 +77,7 @@ class StatesSample:
     """Collects what the first changed `context` blocks of one width coded."""
 
     blocks: int = 0
-    bins: NDArray[np.uint64] = field(default_factory=lambda: np.zeros((16, 32, 2), np.uint64))
+    bins: NDArray[np.uint64] = field(default_factory=lambda: np.zeros((CLASSES, STATES_PER_CLASS, 2), np.uint64))
 
     def add(self, draft: Draft) -> None:
         """Count one block."""
@@ -113,7 +113,7 @@ def _symbol_counts(sample: Sample, encoding: Encoding) -> Counter[int]:
 
 def _context_bits(drafts: Sequence[ContextDraft | None]) -> int:
     """Bits of context blocks: their streams, and the entropy of what their states code, plain bits included."""
-    bins = np.zeros((16, 32, 2), np.int64)
+    bins = np.zeros((CLASSES, STATES_PER_CLASS, 2), np.int64)
     stream_bytes = 0
     for draft in drafts:
         assert draft is not None

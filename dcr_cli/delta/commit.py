@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from dcr_cli.checkpoint.digest import State, blake3_text, object_digest, parse_blake3
 from dcr_cli.checkpoint.json_text import strict_json
-from dcr_cli.delta.document import FORMAT, check_format, check_requires, refuse_web_page
+from dcr_cli.delta.document import COPY_DELTA, FORMAT, check_format, check_requires, refuse_web_page
 from dcr_cli.delta.manifest import Manifest, decode_digests, decode_manifest
 from dcr_cli.delta.manifest_rules import PAYLOAD_COUNT_LIMIT
 from dcr_cli.errors import DamagedError
@@ -113,9 +113,9 @@ def open_digests(commit: Commit, manifest: Manifest, data: bytes, what: str) -> 
 def _check_object(data: bytes, size: int, blake3: bytes, what: str) -> None:
     refuse_web_page(data, what)
     if len(data) != size:
-        raise DamagedError(what, f"has {len(data)} bytes, the commit names {size}")
+        raise DamagedError(what, f"has {len(data)} bytes, the commit names {size}", hint=COPY_DELTA)
     if object_digest(data) != blake3:
-        raise DamagedError(what, "is not the object that the commit names: its blake3 differs")
+        raise DamagedError(what, "is not the object that the commit names: its blake3 differs", hint=COPY_DELTA)
 
 
 def _state_members(state: State) -> dict[str, str]:

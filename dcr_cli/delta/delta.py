@@ -18,13 +18,16 @@ from dcr_cli.checkpoint.digest import DIGEST_BYTES, content_digest, files_digest
 from dcr_cli.checkpoint.folder import Files, identity_of
 from dcr_cli.checkpoint.header import file_kind
 from dcr_cli.delta.commit import COMMIT_LIMIT, Commit, decode_commit, open_digests, open_manifest
-from dcr_cli.delta.document import CONTENT_LIMIT
+from dcr_cli.delta.document import CONTENT_LIMIT, COPY_DELTA
 from dcr_cli.delta.manifest import Manifest, TensorRow
 from dcr_cli.delta.output import COMMIT_NAME, DIGESTS_NAME, MANIFEST_NAME, PAYLOADS_NAME
-from dcr_cli.errors import DamagedError, LocalError, NotFoundError
+from dcr_cli.errors import DamagedError, LocalError, NotFoundError, hint_of
 
 # What zstd makes of content that cannot be compressed is larger than it by less than this.
 _OBJECT_LIMIT = CONTENT_LIMIT + (CONTENT_LIMIT >> 7)
+
+
+_MAKE = "dcr diff BASE TARGET -o DELTA makes one"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,17 +77,17 @@ def _check_folder(root: Path) -> None:
     try:
         names = os.listdir(root)
     except FileNotFoundError as error:
-        raise NotFoundError(str(root), "no such delta") from error
+        raise NotFoundError(str(root), "no such delta", hint=_MAKE) from error
     except NotADirectoryError as error:
-        raise NotFoundError(str(root), "is not a folder; a delta is one") from error
+        raise NotFoundError(str(root), "is not a folder; a delta is one", hint=_MAKE) from error
     except OSError as error:
-        raise LocalError(str(root), f"cannot be listed: {error.strerror}") from error
+        raise LocalError(str(root), f"cannot be listed: {error.strerror}", hint=hint_of(error)) from error
     if COMMIT_NAME in names:
         return
     if MANIFEST_NAME in names or DIGESTS_NAME in names or PAYLOADS_NAME in names:
         facts = f"has no {COMMIT_NAME}: the delta in it is incomplete"
         raise DamagedError(str(root), facts, hint="run the dcr diff that writes it again")
-    facts, hint = f"holds no delta: it has no {COMMIT_NAME}", "dcr diff BASE TARGET -o DELTA makes one"
+    facts, hint = f"holds no delta: it has no {COMMIT_NAME}", _MAKE
     if any(name.endswith(".safetensors") for name in names):
         facts, hint = f"{facts}; it is a checkpoint", "the delta comes first: dcr apply DELTA CHECKPOINT"
     raise NotFoundError(str(root), facts, hint=hint)
@@ -95,9 +98,9 @@ def _read(root: Path, name: str, limit: int) -> bytes:
     try:
         status = os.stat(what)
     except FileNotFoundError as error:
-        raise DamagedError(what, "is missing; the delta is incomplete") from error
+        raise DamagedError(what, "is missing; the delta is incomplete", hint=COPY_DELTA) from error
     except OSError as error:
-        raise LocalError(what, f"cannot be read: {error.strerror}") from error
+        raise LocalError(what, f"cannot be read: {error.strerror}", hint=hint_of(error)) from error
     if not stat.S_ISREG(status.st_mode):
         raise DamagedError(what, f"is {file_kind(status.st_mode)}, not a file")
     if status.st_size > limit:

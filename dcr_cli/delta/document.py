@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from dcr_cli.checkpoint.digest import object_digest
 from dcr_cli.checkpoint.header import read_safetensors, write_safetensors
 from dcr_cli.checkpoint.json_text import strict_json
-from dcr_cli.checkpoint.names import shown
+from dcr_cli.checkpoint.names import listed, shown
 from dcr_cli.delta.frame import decode_frame, encode_frame, stated_bytes
 from dcr_cli.errors import DamagedError, UnsupportedError
 
@@ -26,6 +26,8 @@ CONTENT_LIMIT = 256 << 20
 WINDOW_LIMIT = 128 << 20
 HEADER_LIMIT = 64 << 10
 TEXT_LIMIT = 64 << 10
+# What helps when parts of a delta do not belong together.
+COPY_DELTA = "copy the whole delta again"
 # Up to here the time for the strongest level does not matter, and most manifests are as small.
 STRONG_LEVEL_BYTES = 1 << 20
 STRONG_LEVEL, FAST_LEVEL = 19, 3
@@ -53,8 +55,7 @@ def check_requires(value: object, what: str) -> None:
     if not isinstance(value, list) or not all(isinstance(feature, str) for feature in value):
         raise DamagedError(what, "requires is not a list of strings")
     if value:
-        features = ", ".join(shown(feature) for feature in value)
-        raise UnsupportedError(what, f"requires {features}, unknown to this dcr", hint="it needs a newer dcr")
+        raise UnsupportedError(what, f"requires {listed(value)}, unknown to this dcr", hint="it needs a newer dcr")
 
 
 def refuse_web_page(data: bytes, what: str) -> None:

@@ -81,6 +81,14 @@ class FileRow:
 
 
 @dataclass(frozen=True, slots=True)
+class RemovedFile:
+    """A sidecar of the base that the target has not."""
+
+    path: str
+    blake3: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class PayloadRow:
     """Size and blake3 of a whole payload file."""
 
@@ -129,11 +137,12 @@ class Rows(Sequence[Row]):
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a delta says: the tensors and files of the target, and where their changes are."""
+    """What a delta says: the tensors and files of the target, where their changes are, and what of the base goes."""
 
     tensors: Sequence[TensorRow]
     removed: tuple[str, ...]
     files: Sequence[FileRow]
+    removed_files: Sequence[RemovedFile]
     payloads: Sequence[PayloadRow]
     skipped: tuple[str, ...]
 
@@ -156,6 +165,7 @@ def decode_manifest(data: bytes, decoded_blake3: bytes | None, what: str) -> Man
         tensors=Rows(len(tables.names), lambda start, stop: _tensor_rows(tables, start, stop)),
         removed=tuple(tables.removed),
         files=Rows(len(tables.paths), lambda start, stop: _file_rows(tables, start, stop)),
+        removed_files=Rows(len(tables.removed_paths), lambda start, stop: _removed_files(tables, start, stop)),
         payloads=Rows(len(tables.columns["payload.bytes"]), lambda start, stop: _payload_rows(tables, start, stop)),
         skipped=tuple(tables.skipped),
     )
@@ -193,6 +203,7 @@ def manifest_columns(manifest: Manifest) -> Columns:
         | encode_texts("source", sources)
         | encode_texts("removed", manifest.removed)
         | encode_texts("file.path", (file.path for file in files))
+        | encode_texts("removed.file", (file.path for file in manifest.removed_files))
         | encode_texts("skipped", manifest.skipped)
         | {
             "tensor.dtype": _column(1, (DTYPES[row.dtype].code for row in tensors)),
@@ -210,6 +221,7 @@ def manifest_columns(manifest: Manifest) -> Columns:
             "file.size": _column(8, (file.size for file in files)),
             "file.blake3": _digest_column((file.blake3 for file in files), BLAKE3_BYTES),
             "file.runs": _column(4, (len(file.runs) for file in files)),
+            "removed.blake3": _digest_column((file.blake3 for file in manifest.removed_files), BLAKE3_BYTES),
             "run.payload": _column(4, (run.payload for run in runs)),
             "run.offset": _column(4, (run.offset for run in runs)),
             "run.bytes": _column(4, (run.bytes for run in runs)),
@@ -292,6 +304,11 @@ def _file_rows(tables: Tables, start: int, stop: int) -> list[FileRow]:
             _parts(_runs(tables, *run_at[[0, -1]]), run_at),
         )
     )
+
+
+def _removed_files(tables: Tables, start: int, stop: int) -> list[RemovedFile]:
+    digests = _rows_of_bytes(tables.columns["removed.blake3"][start:stop])
+    return list(map(RemovedFile, tables.removed_paths[start:stop], digests))
 
 
 def _payload_rows(tables: Tables, start: int, stop: int) -> list[PayloadRow]:

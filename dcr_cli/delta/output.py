@@ -7,69 +7,93 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
+import stat
 from collections.abc import Sequence
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from dcr_cli.checkpoint.digest import State, object_digest
+from dcr_cli.checkpoint.header import file_kind
+from dcr_cli.checkpoint.names import shown
 from dcr_cli.delta.commit import Commit, encode_commit
 from dcr_cli.delta.manifest import Manifest, encode_digests, encode_manifest
 from dcr_cli.delta.payload import PayloadWriter
 from dcr_cli.durable import NEW_FILE_MODE, Folder, open_folder
-from dcr_cli.errors import ConflictError, UsageError
+from dcr_cli.errors import ConflictError, DcrError, LocalError, UsageError
+from dcr_cli.locking import LockedFolder, lock_folder
 
 MANIFEST_NAME, DIGESTS_NAME, COMMIT_NAME, PAYLOADS_NAME = "manifest.zst", "digests.zst", "commit.json", "payloads"
-_NAMES = {MANIFEST_NAME, DIGESTS_NAME, COMMIT_NAME, PAYLOADS_NAME, f"{COMMIT_NAME}.new"}
-# What a payload is called; nothing else is removed from a folder of payloads.
+_NEW_COMMIT, _LOCK = f"{COMMIT_NAME}.new", ".dcr-lock"
+_ELSEWHERE = "choose another place for the delta"
+# What a stopped run may have left beside its payloads, and what these are called; nothing else is ever removed.
+_LEFT_OVER = frozenset((MANIFEST_NAME, DIGESTS_NAME, _NEW_COMMIT, _LOCK))
 _PAYLOAD = re.compile(r"[0-9]{6,}\.safetensors")
 
 
 class DeltaOutput:
-    """A delta that is being written; a context manager.
+    """A delta that is being written, in a folder that is locked meanwhile; a context manager.
 
     Complete once `finish` returns. If it is left before, by an error, what it wrote is removed; if the process is
-    killed, the folder has no commit, reads as incomplete, and the next delta may take its name.
+    killed, the folder has no commit, reads as incomplete, and the next delta may take its name. A dry run checks that
+    the folder can be had, and writes nothing. Raises UsageError, ConflictError (another one is being written there, or
+    something else is there) or LocalError when it is entered.
     """
 
-    def __init__(self, folder: str | os.PathLike[str] | None, *, outside: Sequence[Path]) -> None:
+    def __init__(
+        self, folder: str | os.PathLike[str] | None, *, outside: Sequence[Path], dry_run: bool = False
+    ) -> None:
         self.name = str(folder) if folder is not None else None
-        self.folder = Path(os.path.abspath(folder)) if folder is not None else None
+        self.folder = Path(os.path.realpath(folder)) if folder is not None else None
+        self.dry_run = dry_run
         self.bytes = 0
         self.writer = PayloadWriter(self._emit)
         self._outside = outside
-        self._open: Folder | None = None
-        self._made_folder = False
+        self._locked: LockedFolder | None = None
+        self._written: list[str] = []
+        self._has_payloads = False
 
     def __enter__(self) -> Self:
         if self.folder is not None:
             self._check_place(self.folder)
-            with _parent(self.folder) as parent:
-                self._made_folder = parent.make_folder(self.folder.name, exist_ok=True)
-                parent.sync()
-            self._open = open_folder(self.folder)
-            try:
-                self._clear(self._open)
-                self._open.make_folder(PAYLOADS_NAME)
-            except BaseException:
-                self._open.close()
-                raise
+            with open_folder(self.folder.parent) as parent:
+                # Looked at before it is locked, because the lock is a file, which no other folder should get.
+                _check_free(parent, self.folder)
+                if self.dry_run:
+                    return self
+                self._locked = lock_folder(parent, self.folder.name, _LOCK)
+                try:
+                    parent.sync()
+                    _check_free(parent, self.folder)
+                    _clear(self._locked.folder)
+                    self._has_payloads = self._locked.folder.make_folder(PAYLOADS_NAME)
+                except BaseException as error:
+                    self._leave(self._locked, self.folder, error)
+                    raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._open is None or self.folder is None:
-            return
-        try:
-            if kind is not None:
-                for name in sorted(_NAMES):
-                    self._open.remove_tree(name, missing_ok=True)
-                if self._made_folder:
-                    with _parent(self.folder) as parent:
-                        parent.remove_folder(self.folder.name)
-        finally:
-            self._open.close()
+        if self._locked is not None and self.folder is not None:
+            self._leave(self._locked, self.folder, error)
+
+    def _leave(self, locked: LockedFolder, place: Path, error: BaseException | None) -> None:
+        """Unlock the folder; after an error, remove what was written, and the folder too if it was made for it."""
+        # What went wrong before is the cause to report, not that tidying up failed after it.
+        with suppress(DcrError) if error is not None else nullcontext(), locked.lock, locked.folder as folder:
+            if error is not None:
+                # The commit first: without it, the rest is no delta.
+                for name in reversed(self._written):
+                    folder.remove(name, missing_ok=True)
+                if self._has_payloads:
+                    folder.remove_folder(PAYLOADS_NAME, used_ok=True)
+            folder.remove(_LOCK)
+            if error is not None and locked.was_made:
+                with open_folder(place.parent) as parent:
+                    parent.remove_folder(place.name, used_ok=True)
 
     def finish(self, manifest: Manifest, digests: Sequence[bytes], base: State, target: State) -> None:
         """Write the documents, in the order that makes the commit the last thing to become true.
@@ -96,47 +120,78 @@ class DeltaOutput:
         )
         self._write(MANIFEST_NAME, manifest_object)
         self._write(DIGESTS_NAME, digests_object)
-        if self._open is not None:
+        if self._locked is not None:
             # The commit must not become durable before the names of what it binds.
-            self._open.sync(PAYLOADS_NAME)
-            self._open.sync()
+            self._locked.folder.sync(PAYLOADS_NAME)
+            self._locked.folder.sync()
         self.bytes += len(commit)
-        if self._open is not None:
-            self._open.replace_file(COMMIT_NAME, commit, NEW_FILE_MODE)
+        if self._locked is not None:
+            self._written += (_NEW_COMMIT, COMMIT_NAME)
+            self._locked.folder.replace_file(COMMIT_NAME, commit, NEW_FILE_MODE)
 
     def _emit(self, name: str, data: bytes) -> None:
         self._write(name, data)
 
     def _write(self, name: str, data: bytes) -> None:
         self.bytes += len(data)
-        if self._open is not None:
-            self._open.write_file(name, data)
+        if self._locked is not None:
+            self._written.append(name)
+            self._locked.folder.write_file(name, data)
 
-    def _check_place(self, folder: Path) -> None:
-        place = folder.resolve()
+    def _check_place(self, place: Path) -> None:
         for checkpoint in self._outside:
             root = checkpoint.resolve()
             if place == root or root in place.parents:
-                raise UsageError(str(folder), f"a delta cannot lie inside the checkpoint {checkpoint}")
+                raise UsageError(
+                    str(self.name), f"a delta cannot lie inside the checkpoint {checkpoint}", hint=_ELSEWHERE
+                )
             if place in root.parents:
-                raise UsageError(str(folder), f"a delta cannot be written around the checkpoint {checkpoint}")
-
-    def _clear(self, opened: Folder) -> None:
-        """Remove what a stopped run left; refuse anything else that is there."""
-        names = opened.names()
-        is_left_over = COMMIT_NAME not in names and set(names) <= _NAMES
-        if is_left_over and PAYLOADS_NAME in names:
-            with opened.open_folder(PAYLOADS_NAME) as payloads:
-                is_left_over = all(_PAYLOAD.fullmatch(name) for name in payloads.names())
-        if not is_left_over:
-            raise ConflictError(
-                str(self.folder),
-                "exists and is not empty",
-                hint="choose another name for the delta, or remove this folder",
-            )
-        for name in names:
-            opened.remove_tree(name)
+                raise UsageError(
+                    str(self.name), f"a delta cannot be written around the checkpoint {checkpoint}", hint=_ELSEWHERE
+                )
+        for path in (place, place.parent):
+            if path.exists() and not path.is_dir():
+                facts = f"{shown(str(path))} is {file_kind(path.stat().st_mode)}; a delta is a folder"
+                raise UsageError(str(self.name), facts, hint="choose another name for the delta")
+        if not place.parent.exists():
+            hint = f"mkdir -p {shlex.quote(str(place.parent))}"
+            raise LocalError(str(self.name), f"there is no folder {shown(str(place.parent))}", hint=hint)
+        changed = place if place.exists() else place.parent
+        if not os.access(changed, os.W_OK | os.X_OK, effective_ids=True):
+            facts = f"this process may not write into {shown(str(changed))}"
+            raise LocalError(str(self.name), facts, hint=_ELSEWHERE)
 
 
-def _parent(folder: Path) -> Folder:
-    return open_folder(folder.parent)
+def _check_free(parent: Folder, place: Path) -> None:
+    """Raise ConflictError if something else lies in the folder than what a stopped run may have left there."""
+    try:
+        folder = parent.open_folder(place.name)
+    except LocalError:
+        if parent.status(place.name) is not None:
+            raise
+        return
+    with folder:
+        names = {name: status for name in folder.names() if (status := folder.status(name)) is not None}
+        payloads = names.pop(PAYLOADS_NAME, None)
+        is_free = all(name in _LEFT_OVER and stat.S_ISREG(status.st_mode) for name, status in names.items())
+        if is_free and payloads is not None:
+            is_free = stat.S_ISDIR(payloads.st_mode) and all(map(_PAYLOAD.fullmatch, _payloads(folder)))
+    if not is_free:
+        raise ConflictError(
+            str(place), "exists and is not empty", hint="choose another name for the delta, or remove this folder"
+        )
+
+
+def _clear(folder: Folder) -> None:
+    """Remove what a stopped run left."""
+    for name in sorted(_LEFT_OVER - {_LOCK}):
+        folder.remove(name, missing_ok=True)
+    if folder.status(PAYLOADS_NAME) is not None:
+        for name in _payloads(folder):
+            folder.remove(f"{PAYLOADS_NAME}/{name}")
+        folder.remove_folder(PAYLOADS_NAME)
+
+
+def _payloads(folder: Folder) -> list[str]:
+    with folder.open_folder(PAYLOADS_NAME) as payloads:
+        return payloads.names()

@@ -22,10 +22,10 @@ from dcr_cli.checkpoint.folder import Files, Identity, identity_of
 from dcr_cli.checkpoint.header import LENGTH_BYTES, file_kind, header_bytes, parse_header, write_safetensors
 from dcr_cli.checkpoint.names import shown
 from dcr_cli.delta.bits import BitReader, BitWriter, write_varint
-from dcr_cli.delta.document import FORMAT, HEADER_LIMIT, check_format
+from dcr_cli.delta.document import COPY_DELTA, FORMAT, HEADER_LIMIT, check_format
 from dcr_cli.delta.manifest import PayloadRow, Run
 from dcr_cli.delta.manifest_rules import PAYLOAD_DATA_LIMIT
-from dcr_cli.errors import DamagedError, LocalError
+from dcr_cli.errors import DamagedError, LocalError, hint_of
 
 WIDTHS = (1, 2, 4, 8)
 CLASSES, STATES_PER_CLASS = 16, 32
@@ -245,7 +245,7 @@ class PayloadReader:
             content.update(part[left_of_header:])
             left_of_header = max(0, left_of_header - len(part))
         if whole.digest() != row.blake3:
-            raise DamagedError(what, "is not the payload that the manifest names: its blake3 differs")
+            raise DamagedError(what, "is not the payload that the manifest names: its blake3 differs", hint=COPY_DELTA)
         self._read_facts(index, content.digest())
 
     def states(self, index: int) -> States:
@@ -271,13 +271,13 @@ class PayloadReader:
         try:
             status = os.stat(what)
         except (FileNotFoundError, NotADirectoryError) as error:
-            raise DamagedError(what, "is missing, though the manifest names it") from error
+            raise DamagedError(what, "is missing, though the manifest names it", hint=COPY_DELTA) from error
         except OSError as error:
-            raise LocalError(what, f"cannot be read: {error.strerror}") from error
+            raise LocalError(what, f"cannot be read: {error.strerror}", hint=hint_of(error)) from error
         if not stat.S_ISREG(status.st_mode):
             raise DamagedError(what, f"is {file_kind(status.st_mode)}, not a payload")
         if status.st_size != row.bytes:
-            raise DamagedError(what, f"has {status.st_size} bytes, the manifest says {row.bytes}")
+            raise DamagedError(what, f"has {status.st_size} bytes, the manifest says {row.bytes}", hint=COPY_DELTA)
         return identity_of(status)
 
     def _what(self, index: int) -> str:

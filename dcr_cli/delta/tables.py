@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dcr_cli.checkpoint.digest import BLAKE3_BYTES, DIGEST_BYTES
+from dcr_cli.checkpoint.patterns import MAX_PATTERNS_BYTES
 from dcr_cli.delta.document import Columns, decode_texts, take_column
 from dcr_cli.errors import DamagedError
 
 # Values of tensor.source: none, the base tensor of the same name, or an entry of `source`, counted from the last.
 SOURCE_NONE, SOURCE_SAME, SOURCE_TABLE = 0, 1, 2
-SKIPPED_LIMIT = 65_536
 
 _COLUMNS: dict[str, tuple[str, tuple[int, ...]]] = {
     "tensor.dtype": ("U8", ()),
@@ -34,6 +34,7 @@ _COLUMNS: dict[str, tuple[str, tuple[int, ...]]] = {
     "file.size": ("U64", ()),
     "file.blake3": ("U8", (BLAKE3_BYTES,)),
     "file.runs": ("U32", ()),
+    "removed.blake3": ("U8", (BLAKE3_BYTES,)),
     "run.payload": ("U32", ()),
     "run.offset": ("U32", ()),
     "run.bytes": ("U32", ()),
@@ -54,6 +55,7 @@ class Tables:
     sources: list[str]
     removed: list[str]
     paths: list[str]
+    removed_paths: list[str]
     skipped: list[str]
     shape_at: Numbers
     piece_at: Numbers
@@ -71,7 +73,8 @@ def open_tables(columns: Columns, what: str) -> Tables:
     columns = columns | {name: take_column(columns, name, *form, what) for name, form in _COLUMNS.items()}
     names = decode_texts(columns, "tensor.name", what)
     paths = decode_texts(columns, "file.path", what)
-    rows = {"tensor": len(names), "file": len(paths)}
+    removed_paths = decode_texts(columns, "removed.file", what)
+    rows = {"tensor": len(names), "file": len(paths), "removed": len(removed_paths)}
     for name in ("piece.encoding", "run.payload", "payload.bytes"):
         rows[name.partition(".")[0]] = len(columns[name])
 
@@ -103,7 +106,8 @@ def open_tables(columns: Columns, what: str) -> Tables:
         sources=decode_texts(columns, "source", what),
         removed=decode_texts(columns, "removed", what),
         paths=paths,
-        skipped=decode_texts(columns, "skipped", what, any_order_limit=SKIPPED_LIMIT),
+        removed_paths=removed_paths,
+        skipped=decode_texts(columns, "skipped", what, any_order_limit=MAX_PATTERNS_BYTES),
         shape_at=shape_at,
         piece_at=piece_at,
         digest_at=digest_at,

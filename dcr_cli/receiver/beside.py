@@ -13,9 +13,10 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dcr_cli.checkpoint.in_progress import IN_PROGRESS, STATE_FOLDER, command_to_finish
+from dcr_cli.checkpoint.in_progress import IN_PROGRESS, MAX_MARKER_BYTES, STATE_FOLDER, command_to_finish
 from dcr_cli.durable import PRIVATE_FOLDER_MODE, Folder, open_folder
 from dcr_cli.errors import ConflictError, DcrError, IncompleteError, WrongBaseError
+from dcr_cli.locking import lock
 from dcr_cli.receiver.apply_result import ApplyResult, done, nothing_done
 from dcr_cli.receiver.carry import (
     Previous,
@@ -30,7 +31,6 @@ from dcr_cli.receiver.carry import (
 from dcr_cli.receiver.fresh import Fresh, room_of_fresh
 from dcr_cli.receiver.job import Job, Target
 from dcr_cli.receiver.link import Link, check_still, is_made_for, is_used_otherwise, read_link, turn
-from dcr_cli.receiver.locking import lock
 from dcr_cli.receiver.places import changed_paths, check_changeable, check_lengths
 from dcr_cli.receiver.plan import Plan
 from dcr_cli.receiver.receiver import LOCK, MARKER, Receiver, decode_marker
@@ -39,7 +39,6 @@ from dcr_cli.receiver.survey import Survey, is_there_already, judge, look_at, op
 TO, ASIDE = "to", "aside"
 _PREVIOUS = "previous"
 _PREVIOUS_LIMIT = 1 << 30
-_MARKER_LIMIT = 1 << 20
 
 
 def apply_to(checkpoint: Path, out: Path, target: Target, skip: Sequence[str]) -> ApplyResult:
@@ -302,7 +301,7 @@ def is_unfinished(parent: Folder, name: str) -> bool:
         with parent.open_folder(name) as folder:
             if set(folder.names()) <= {STATE_FOLDER}:
                 return True
-        text = parent.read(f"{name}/{STATE_FOLDER}/{MARKER}", _MARKER_LIMIT)
+        text = parent.read(f"{name}/{STATE_FOLDER}/{MARKER}", MAX_MARKER_BYTES)
         return text is not None and decode_marker(text, name).mode == ASIDE
     except DcrError:
         return False

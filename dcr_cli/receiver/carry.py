@@ -13,16 +13,15 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from dcr_cli.checkpoint.folder import Identity, identity_of
-from dcr_cli.checkpoint.header import strict_json
 from dcr_cli.checkpoint.in_progress import STATE_FOLDER
-from dcr_cli.durable import File, Folder
+from dcr_cli.checkpoint.json_text import strict_json
+from dcr_cli.checkpoint.parts import is_top_shard, is_weight_map
+from dcr_cli.durable import PRIVATE_FOLDER_MODE, File, Folder
 from dcr_cli.errors import DamagedError, DcrError
 from dcr_cli.receiver.receiver import Receiver
 
 _CARRIED = "carried"
 _COMPARED_BYTES = 1 << 20
-# Beside a checkpoint they would be part of it.
-_NEVER_CARRIED = (".safetensors", ".safetensors.index.json")
 
 
 class Mark(NamedTuple):
@@ -182,7 +181,8 @@ def _can_be_carried(status: os.stat_result) -> bool:
 
 
 def _is_part_of_checkpoint(path: str) -> bool:
-    return "/" not in path and path.endswith(_NEVER_CARRIED)
+    """Whether a file would be part of a checkpoint that it came to lie in, not something beside it."""
+    return is_top_shard(path) or is_weight_map(path)
 
 
 def _carry(old: Folder, receiver: Receiver, path: str, made: dict[str, os.stat_result]) -> None:
@@ -213,7 +213,7 @@ def _carry_folder(old: Folder, new: Folder, path: str, made: dict[str, os.stat_r
         folder = "/".join(parts[:count])
         status = old.status(folder)
         if new.status(folder) is None and status is not None:
-            new.make_folder(folder, 0o700)
+            new.make_folder(folder, PRIVATE_FOLDER_MODE)
             new.sync("/".join(parts[: count - 1]))
             made[folder] = status
 

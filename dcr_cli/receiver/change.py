@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from dcr_cli.checkpoint.digest import DIGEST_BYTES
 from dcr_cli.checkpoint.folder import Identity, check_same, identity_of
-from dcr_cli.durable import File, Folder, NoRoomError
+from dcr_cli.durable import PRIVATE_FOLDER_MODE, File, Folder, NoRoomError
 from dcr_cli.errors import ConflictError, DamagedError
 from dcr_cli.receiver.checking import check_shards, check_sidecars
 from dcr_cli.receiver.job import Job, Outcome, whole_work
@@ -219,7 +219,7 @@ class Change:
     def _hold_config(self) -> None:
         if self._root.status(CONFIG) is None or self._home.status(HELD_CONFIG) is not None:
             return
-        if self._home.make_folder(HELD, 0o700, exist_ok=True):
+        if self._home.make_folder(HELD, PRIVATE_FOLDER_MODE, exist_ok=True):
             self._home.sync()
         self._move(self._root, CONFIG, self._home, HELD_CONFIG)
         self._home.sync(HELD)

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dcr_cli.checkpoint.checkpoint import SHARD, FileDigest, Shard
+from dcr_cli.checkpoint.checkpoint import FileDigest, Shard
 from dcr_cli.checkpoint.digest import object_digest
 from dcr_cli.checkpoint.folder import Files, Identity
 from dcr_cli.checkpoint.header import parse_header
 from dcr_cli.checkpoint.names import shown
+from dcr_cli.checkpoint.parts import SHARD
 from dcr_cli.durable import Folder
 from dcr_cli.errors import ConflictError, DamagedError
 from dcr_cli.receiver.job import Target, digest_tensors

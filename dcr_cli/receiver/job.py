@@ -14,16 +14,18 @@ from numpy.typing import NDArray
 
 from dcr_cli.checkpoint.checkpoint import Tensor
 from dcr_cli.checkpoint.digest import DIGEST_BYTES, content_digest, digest_bytes, digest_text, object_digest
-from dcr_cli.checkpoint.folder import Files, Identity
+from dcr_cli.checkpoint.folder import AT_REST, Files, Identity
 from dcr_cli.checkpoint.header import Header, parse_header
-from dcr_cli.checkpoint.names import shown
+from dcr_cli.checkpoint.names import listed, shown
+from dcr_cli.checkpoint.parts import WEIGHT_MAP
+from dcr_cli.checkpoint.weight_map import check_agreement, parse_weight_map
 from dcr_cli.delta.delta import Delta
 from dcr_cli.delta.encoding import BLOCK_BYTES, decode_whole
 from dcr_cli.delta.manifest import FileRow, TensorRow
 from dcr_cli.delta.payload import PayloadReader, split_run
 from dcr_cli.errors import ConflictError, DamagedError, WrongBaseError
 from dcr_cli.receiver.passes import Digests, run_pass
-from dcr_cli.receiver.plan import Base, NewShard, Plan, make_plan
+from dcr_cli.receiver.plan import IN_ORDER, Base, NewShard, Plan, make_plan, shard_of_tensors
 from dcr_cli.receiver.tasks import ShardWork, Source
 
 Progress = Callable[[str, int, int], None]
@@ -95,7 +97,23 @@ class Job:
     def plan(self, *, is_exact: bool, in_place: bool) -> Plan:
         """Plan the change; `is_exact`: to the target's own shards, which needs the base's own files."""
         manifest, rows = self.target.delta.manifest, self.target.rows
-        return make_plan(self.base, manifest, rows, self._target_header if is_exact else None, in_place=in_place)
+        plan = make_plan(self.base, manifest, rows, self._target_header if is_exact else None, in_place=in_place)
+        if is_exact:
+            self._check_weight_map(plan)
+        return plan
+
+    def _check_weight_map(self, plan: Plan) -> None:
+        """Raise DamagedError unless the target's weight map names its tensors and shards as they will be."""
+        row = next((file for file in self.target.delta.manifest.files if file.kind == WEIGHT_MAP), None)
+        # One that stays, and is gone since the change began, is missed when the change ends.
+        if row is None or not (row.runs or row.path in self.identities):
+            return
+        what = f"file {shown(row.path)}"
+        weight_map = parse_weight_map(self.target.file_bytes(row) if row.runs else self.read_file(row.path), what)
+        check_agreement(weight_map, shard_of_tensors(plan, self.target.rows), what)
+        unnamed = {shard.path for shard in plan.shards}.difference(weight_map.values())
+        if unnamed:
+            raise DamagedError(what, f"does not name shard {shown(min(unnamed))}")
 
     def _target_header(self, file: FileRow) -> Header:
         what = f"header of shard {shown(file.path)}"
@@ -168,7 +186,7 @@ class Outcome:
         torn = (self._base[self._read] != digests.source[with_source]).any(axis=1)
         if torn.any():
             name = job.tensors[self._read[np.argmax(torn)]].name
-            raise ConflictError(job.what, f"tensor {shown(name)} changed while it was read")
+            raise ConflictError(job.what, f"tensor {shown(name)} changed while it was read", hint=AT_REST)
 
     @property
     def base_sums(self) -> Sums:
@@ -181,7 +199,8 @@ class Outcome:
         if wrong.any():
             number = self._read[np.argmax(wrong)]
             facts = f"tensor {shown(self._job.tensors[number].name)} has changed"
-            raise ConflictError(self._job.what, f"{facts}: {_expected(expected[number], self._base[number])}")
+            facts += f": {_expected(expected[number], self._base[number])}"
+            raise ConflictError(self._job.what, facts, hint=AT_REST)
 
     def check_target(self) -> None:
         """Raise DamagedError if a block could not be decoded, or if a tensor did not become what it must."""
@@ -215,9 +234,9 @@ def wrong_base(job: Job, sums: Sums) -> WrongBaseError:
     facts = f"is not the base of this delta: expected content blake3:{expected}, "
     facts += f"found blake3:{content_of(job.tensors, sums).hex()}"
     if len(wrong):
-        names = ", ".join(shown(str(job.target.rows[number].source)) for number in wrong[:3])
-        facts += f"; {len(wrong)} tensors that it does not change differ, {names}" + (", ..." if len(wrong) > 3 else "")
-    return WrongBaseError(job.what, facts, hint="apply the deltas in their order, or start from a full copy")
+        names = [str(job.target.rows[number].source) for number in wrong]
+        facts += f"; {len(wrong)} tensors that it does not change differ, {listed(names, 3)}"
+    return WrongBaseError(job.what, facts, hint=IN_ORDER)
 
 
 def content_of(tensors: Sequence[Tensor], sums: Sums) -> bytes:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dcr_cli.checkpoint.digest import object_digest
-from dcr_cli.checkpoint.header import strict_json
+from dcr_cli.checkpoint.json_text import strict_json
 from dcr_cli.durable import Folder, open_folder
 from dcr_cli.errors import ConflictError, DamagedError, UsageError
 

@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from dcr_cli.checkpoint.checkpoint import SHARD, SIDECAR, FileDigest, Shard, Tensor
+from dcr_cli.checkpoint.checkpoint import FileDigest, Shard, Tensor
 from dcr_cli.checkpoint.digest import files_digest
 from dcr_cli.checkpoint.header import DTYPES, Header, stored_elements
 from dcr_cli.checkpoint.names import shown
+from dcr_cli.checkpoint.parts import SHARD, SIDECAR
+from dcr_cli.delta.encoding import BLOCK_BYTES
 from dcr_cli.delta.manifest import FileRow, Manifest, TensorRow
 from dcr_cli.errors import DamagedError, WrongBaseError
 from dcr_cli.receiver.reshard import own_layout
@@ -21,7 +23,8 @@ from dcr_cli.receiver.reshard import own_layout
 # What a change in place costs in the journal beside positions and values, for each block.
 _ENTRY_BYTES = 64
 _POSITION_BYTES = 4
-_BLOCK_BYTES = 524_288
+# What helps against a wrong base.
+IN_ORDER = "apply the deltas in their order, or start from a full copy"
 
 
 class Action(Enum):
@@ -111,20 +114,19 @@ def check_tensors(base: Base, rows: Sequence[TensorRow], removed: Sequence[str],
             continue
         tensor = base.by_name.get(row.source)
         if tensor is None:
-            raise WrongBaseError(
-                what, f"has no tensor {shown(row.source)}, from which the delta makes {shown(row.name)}"
-            )
+            facts = f"has no tensor {shown(row.source)}, from which the delta makes {shown(row.name)}"
+            raise WrongBaseError(what, facts, hint=IN_ORDER)
         elements = stored_elements(DTYPES[row.dtype], row.shape)
         if tensor.dtype.name != row.dtype or tensor.elements != elements:
             facts = f"expected {elements} elements of {row.dtype}, found {tensor.elements} of {tensor.dtype.name}"
-            raise WrongBaseError(what, f"tensor {shown(row.source)}: {facts}")
+            raise WrongBaseError(what, f"tensor {shown(row.source)}: {facts}", hint=IN_ORDER)
     for name in removed:
         if name not in base.by_name:
-            raise WrongBaseError(what, f"has no tensor {shown(name)}, which the delta removes")
+            raise WrongBaseError(what, f"has no tensor {shown(name)}, which the delta removes", hint=IN_ORDER)
     names = {row.name for row in rows}
     for name in base.by_name:
         if name not in names and name not in removed:
-            raise WrongBaseError(what, f"has tensor {shown(name)}, which the delta does not know")
+            raise WrongBaseError(what, f"has tensor {shown(name)}, which the delta does not know", hint=IN_ORDER)
 
 
 def make_plan(
@@ -156,6 +158,11 @@ def make_plan(
     )
     written, removed = _plan_files(base, manifest, is_exact=target_header is not None)
     return Plan(target_header is not None, shards, _components(base, shards, rows), written, removed)
+
+
+def shard_of_tensors(plan: Plan, rows: Sequence[TensorRow]) -> dict[str, str]:
+    """In which shard each tensor will be, by their names."""
+    return {rows[place.row].name: shard.path for shard in plan.shards for place in shard.places}
 
 
 def room_at_once(plan: Plan) -> int:
@@ -286,7 +293,7 @@ def _journal_bytes(row: TensorRow, size: int) -> int:
     taken = changed * max(_POSITION_BYTES + width, (_POSITION_BYTES + 1) * width)
     if changed * (width + 3) * 8 > size:
         taken = max(taken, size)
-    return taken + (blocks + size // _BLOCK_BYTES + 1) * _ENTRY_BYTES
+    return taken + (blocks + size // BLOCK_BYTES + 1) * _ENTRY_BYTES
 
 
 def _plan_files(base: Base, manifest: Manifest, *, is_exact: bool) -> tuple[tuple[FileRow, ...], tuple[str, ...]]:
@@ -296,13 +303,33 @@ def _plan_files(base: Base, manifest: Manifest, *, is_exact: bool) -> tuple[tupl
     others = [row for row in rows if held.get(row.path) != (row.blake3, row.size)]
     written = tuple(row for row in others if row.runs)
     lacking = [row.path for row in others if not row.runs]
+    own_shards = {shard.path for shard in base.shards} if not is_exact else set()
+    for row in written:
+        if row.path in own_shards:
+            facts = "is a file beside the shards in the target, but a shard here"
+            raise WrongBaseError(f"file {shown(row.path)}", facts, hint="start again from a full copy of the target")
     if is_exact and lacking:
         raise DamagedError("manifest", f"says that {shown(lacking[0])} is the base's, but it is not")
     if lacking:
         facts = "is another than the base's" if lacking[0] in held else "is in the base, but not here"
         hint = "put the base's file there; the delta does not carry it, since it did not change"
         raise WrongBaseError(f"file {shown(lacking[0])}", facts, hint=hint)
-    # A receiver with shards of its own may have files of its own too; the base's files are not known there.
-    kept = {row.path for row in rows}
-    removed = tuple(path for path in held if path not in kept) if is_exact else ()
-    return written, removed
+    return written, _removed_files(base, manifest, is_exact=is_exact)
+
+
+def _removed_files(base: Base, manifest: Manifest, *, is_exact: bool) -> tuple[str, ...]:
+    """Say which files beside the shards go: of a receiver with shards of its own, which may have files of its own too,
+    only those that the delta names."""
+    gone = {file.path: file.blake3 for file in manifest.removed_files}
+    sidecars = {file.path: file.blake3 for file in base.files if file.kind == SIDECAR}
+    if is_exact:
+        kept = {row.path for row in manifest.files}
+        if {path: blake3 for path, blake3 in sidecars.items() if path not in kept} != gone:
+            raise DamagedError("manifest", "does not name the files of the base that the target has not")
+        return tuple(file.path for file in base.files if file.kind != SHARD and file.path not in kept)
+    removed = tuple(path for path in sidecars if path in gone)
+    for path in removed:
+        if sidecars[path] != gone[path]:
+            hint = "move it away to keep it; the delta removes the base's file of this name"
+            raise WrongBaseError(f"file {shown(path)}", "is another than the base's", hint=hint)
+    return removed

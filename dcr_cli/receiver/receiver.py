@@ -21,12 +21,13 @@ from numpy.typing import NDArray
 
 from dcr_cli.checkpoint.checkpoint import FileDigest, Shard, Tensor
 from dcr_cli.checkpoint.digest import DIGEST_BYTES, State, blake3_text, object_digest, parse_blake3
-from dcr_cli.checkpoint.header import DTYPES, parse_header, strict_json
-from dcr_cli.checkpoint.in_progress import IN_PROGRESS, LOCK_FILE, STATE_FOLDER
-from dcr_cli.durable import NEW_FILE_MODE, Folder
-from dcr_cli.errors import DamagedError, DcrError, LocalError, UnsupportedError
+from dcr_cli.checkpoint.header import DTYPES, parse_header
+from dcr_cli.checkpoint.in_progress import IN_PROGRESS, LOCK_FILE, MAX_MARKER_BYTES, STATE_FOLDER
+from dcr_cli.checkpoint.json_text import strict_json
+from dcr_cli.durable import NEW_FILE_MODE, PRIVATE_FOLDER_MODE, Folder
+from dcr_cli.errors import DamagedError, DcrError, UnsupportedError
+from dcr_cli.locking import lock_folder
 from dcr_cli.receiver.journal import Chunk
-from dcr_cli.receiver.locking import Lock, lock
 from dcr_cli.receiver.places import CONFIG, check_changeable
 from dcr_cli.receiver.plan import Base
 
@@ -35,9 +36,8 @@ STAGE, JOURNAL, HELD = "stage", "journal", "held"
 MARKER, LOCK = (path.rpartition("/")[2] for path in (IN_PROGRESS, LOCK_FILE))
 BASE_NAME = "base"
 HELD_CONFIG = f"{HELD}/{CONFIG}"
-_MARKER_LIMIT = 1 << 20
 _BASE_LIMIT = 1 << 40
-_PRIVATE, _READ_MODE = 0o700, 0o555
+_READ_MODE = 0o555
 _REPAIR = "start again from a full copy of a checkpoint"
 _BATCH_NAME = re.compile(r"([0-9]{6,9})\.(commit|done)")
 
@@ -75,35 +75,20 @@ class Receiver:
     """The state folder of the checkpoint in `root`, made and locked; a context manager."""
 
     def __init__(self, root: Folder) -> None:
-        self.root = root
-        while not self._open():
-            pass
-        self.is_marked = False
-        self.has_record = not self.was_made
-
-    def _open(self) -> bool:
-        """Make and lock the state folder; False if another process, which had nothing to keep there, removed it."""
-        if self.root.status(STATE_FOLDER) is None:
+        if root.status(STATE_FOLDER) is None:
             # What can be made but not removed again would stay.
-            check_changeable(self.root)
-        self.was_made = self.root.make_folder(STATE_FOLDER, _PRIVATE, exist_ok=True)
+            check_changeable(root)
+        self.root = root
+        locked = lock_folder(root, STATE_FOLDER, LOCK, PRIVATE_FOLDER_MODE)
+        self.home, self._lock, self.was_made = locked.folder, locked.lock, locked.was_made
+        self.has_record = not self.was_made
         try:
-            self.home = self.root.open_folder(STATE_FOLDER)
-        except LocalError:
-            if self.root.status(STATE_FOLDER) is not None:
+            # Whoever asks for no marker tidies up nothing that one tells of.
+            self.is_marked = self.home.status(MARKER) is not None
+            self.open_to_readers(os.fstat(root.fd))
+        except BaseException:
+            with self._lock, self.home:
                 raise
-            return False
-        try:
-            self.open_to_readers(os.fstat(self.root.fd))
-            self._lock: Lock = lock(self.home, LOCK)
-        except BaseException as error:
-            status, own = self.root.status(STATE_FOLDER), os.fstat(self.home.fd)
-            self.home.close()
-            is_there = status is not None and (status.st_dev, status.st_ino) == (own.st_dev, own.st_ino)
-            if is_there or not isinstance(error, LocalError):
-                raise
-            return False
-        return True
 
     def __enter__(self) -> Self:
         return self
@@ -134,7 +119,7 @@ class Receiver:
 
     def read_marker(self) -> Marker | None:
         """The change that was begun and not finished, if there is one; then nothing of it is tidied up any more."""
-        text = self.home.read(MARKER, _MARKER_LIMIT)
+        text = self.home.read(MARKER, MAX_MARKER_BYTES)
         self.is_marked = text is not None
         return decode_marker(text, str(self.home.path / MARKER)) if text is not None else None
 
@@ -155,13 +140,13 @@ class Receiver:
         """Make the folders for a change. Whatever lay in them is removed first."""
         self.clear()
         for name in (STAGE, JOURNAL):
-            self.home.make_folder(name, _PRIVATE)
+            self.home.make_folder(name, PRIVATE_FOLDER_MODE)
         self.home.sync()
 
     def resume(self) -> None:
         """Make the folders for a change that was begun, where somebody has removed them."""
         for name in (STAGE, JOURNAL):
-            self.home.make_folder(name, _PRIVATE, exist_ok=True)
+            self.home.make_folder(name, PRIVATE_FOLDER_MODE, exist_ok=True)
         self.home.sync()
 
     def clear(self) -> None:

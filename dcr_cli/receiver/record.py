@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from dcr_cli.checkpoint.checkpoint import SHARD, FileDigest
+from dcr_cli.checkpoint.checkpoint import FileDigest
 from dcr_cli.checkpoint.digest import (
     BLAKE3_BYTES,
     DIGEST_BYTES,
@@ -27,8 +27,10 @@ from dcr_cli.checkpoint.digest import (
     parse_blake3,
 )
 from dcr_cli.checkpoint.folder import Identity
-from dcr_cli.checkpoint.header import DTYPES, DTYPES_BY_CODE, strict_json
+from dcr_cli.checkpoint.header import DTYPES, DTYPES_BY_CODE
 from dcr_cli.checkpoint.in_progress import STATE_FOLDER
+from dcr_cli.checkpoint.json_text import strict_json
+from dcr_cli.checkpoint.parts import SHARD
 from dcr_cli.delta.document import (
     CONTENT_LIMIT,
     Columns,

@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dcr_cli.checkpoint.checkpoint import Shard
-from dcr_cli.checkpoint.header import DTYPES, LENGTH_BYTES, MAX_HEADER_BYTES, stored_elements, strict_json
+from dcr_cli.checkpoint.header import DTYPES, LENGTH_BYTES, MAX_HEADER_BYTES, stored_elements
+from dcr_cli.checkpoint.json_text import strict_json
 from dcr_cli.checkpoint.names import shown
 from dcr_cli.delta.manifest import TensorRow
 from dcr_cli.errors import UnsupportedError

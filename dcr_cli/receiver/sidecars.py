@@ -10,14 +10,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from dcr_cli.checkpoint.checkpoint import SHARD, SIDECAR, WEIGHT_MAP, FileDigest
+from dcr_cli.checkpoint.checkpoint import FileDigest
 from dcr_cli.checkpoint.digest import object_digest
 from dcr_cli.checkpoint.folder import Identity, identity_of
+from dcr_cli.checkpoint.parts import SHARD, SIDECAR, WEIGHT_MAP
 from dcr_cli.delta.manifest import FileRow
 from dcr_cli.durable import Folder
 from dcr_cli.errors import DamagedError
 from dcr_cli.receiver.job import Job
-from dcr_cli.receiver.plan import Plan
+from dcr_cli.receiver.plan import Plan, shard_of_tensors
 from dcr_cli.receiver.receiver import Receiver
 from dcr_cli.receiver.record import TensorRecord, mode_of_record, write_record
 from dcr_cli.receiver.reshard import rewrite_weight_map
@@ -56,7 +57,7 @@ def new_files(job: Job, plan: Plan) -> NewFiles:
     own_map = next((file.path for file in job.base.files if file.kind == WEIGHT_MAP), None)
     if plan.is_exact or own_map is None:
         return NewFiles(plan.written_files, None, is_map_new=False)
-    shard_of = {job.target.rows[place.row].name: shard.path for shard in plan.shards for place in shard.places}
+    shard_of = shard_of_tensors(plan, job.target.rows)
     grown = sum(place.size for shard in plan.shards for place in shard.places)
     grown -= sum(tensor.bytes for tensor in job.tensors)
     text = job.read_file(own_map)
@@ -74,7 +75,8 @@ def final_files(job: Job, plan: Plan, files: NewFiles) -> list[FileDigest]:
     """The files of the receiver when the plan is carried out, in canonical order."""
     if plan.is_exact:
         return [FileDigest(row.path, row.kind, row.size, row.blake3) for row in job.target.delta.manifest.files]
-    final = {file.path: file for file in job.base.files if file.kind != SHARD}
+    gone = set(plan.removed_files)
+    final = {file.path: file for file in job.base.files if file.kind != SHARD and file.path not in gone}
     final |= {row.path: FileDigest(row.path, SIDECAR, row.size, row.blake3) for row in files.rows}
     if files.weight_map is not None:
         path, text = files.weight_map

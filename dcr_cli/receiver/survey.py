@@ -10,9 +10,10 @@ import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dcr_cli.checkpoint.checkpoint import SIDECAR, Checkpoint, FileDigest, Reader, open_checkpoint
-from dcr_cli.checkpoint.folder import is_skipped
+from dcr_cli.checkpoint.checkpoint import Checkpoint, FileDigest, Reader, open_checkpoint
 from dcr_cli.checkpoint.names import shown
+from dcr_cli.checkpoint.parts import SIDECAR
+from dcr_cli.checkpoint.patterns import Patterns
 from dcr_cli.delta.manifest import Manifest
 from dcr_cli.durable import Folder, open_folder
 from dcr_cli.errors import DamagedError, NotFoundError, WrongBaseError
@@ -65,7 +66,8 @@ def survey(root: Folder, reader: Reader, checkpoint: Checkpoint, target: Target)
     record = _record(root)
     known = _known(record, checkpoint)
     target_paths = {row.path for row in manifest.files}
-    candidates = [target_paths]
+    left = _left(files, manifest)
+    candidates = [target_paths, target_paths.union(file.path for file in manifest.removed_files)]
     if record is not None:
         candidates.append({file.path for file in record.files})
     base_files = match_files(files, commit.base.files, candidates)
@@ -77,8 +79,13 @@ def survey(root: Folder, reader: Reader, checkpoint: Checkpoint, target: Target)
         target_files = target_files if counts[1] >= counts[0] else None
     is_target = target_files is not None
     if base_files is None and not is_target:
-        is_target = not _lacking(files, manifest, checkpoint.skipped)
-    own = {file.path for file in base_files} if base_files is not None else target_paths
+        is_target = not (left or _lacking(files, manifest, checkpoint.skipped))
+    if base_files is not None:
+        own = {file.path for file in base_files}
+    elif is_target:
+        own = target_paths
+    else:
+        own = target_paths.union(left)
     foreign = [file.path for file in files if file.kind == SIDECAR and file.path not in own]
     foreign = sorted([*foreign, *checkpoint.strangers])
     base = Base(
@@ -120,11 +127,13 @@ def judge(found: Survey, job: Job, sums: Sums) -> bool:
     if content == commit.base.content:
         return False
     if content == commit.target.content:
-        lacking = _lacking(found.base.files, job.target.delta.manifest, found.checkpoint.skipped)
-        which = f", {shown(lacking[0])} is missing or was changed" if lacking else ""
-        facts = f"holds the tensors of this delta's target, but not its files{which}"
-        hint = "put the target's file there" if lacking else "start again from a full copy of the target"
-        raise WrongBaseError(job.what, facts, hint=hint)
+        facts, hint = "holds the tensors of this delta's target, but not its files", None
+        manifest = job.target.delta.manifest
+        if lacking := _lacking(found.base.files, manifest, found.checkpoint.skipped):
+            facts, hint = f"{facts}, {shown(lacking[0])} is missing or was changed", "put the target's file there"
+        elif left := _left(found.base.files, manifest):
+            facts, hint = f"{facts}, the delta removes {shown(left[0])}", "move it away"
+        raise WrongBaseError(job.what, facts, hint=hint or "start again from a full copy of the target")
     raise wrong_base(job, sums)
 
 
@@ -134,8 +143,15 @@ def _lacking(files: Sequence[FileDigest], manifest: Manifest, skip: Sequence[str
     What `skip` leaves out is not looked for.
     """
     held = {file.path: file.blake3 for file in files if file.kind == SIDECAR}
-    wanted = [row for row in manifest.files if row.kind == SIDECAR and not is_skipped(row.path, skip)]
+    skipped = Patterns(skip)
+    wanted = [row for row in manifest.files if row.kind == SIDECAR and not skipped.match(row.path)]
     return [row.path for row in wanted if held.get(row.path) != row.blake3]
+
+
+def _left(files: Sequence[FileDigest], manifest: Manifest) -> list[str]:
+    """The base's sidecars that the delta removes and that are still among some files."""
+    removed = {(file.path, file.blake3) for file in manifest.removed_files}
+    return [file.path for file in files if file.kind == SIDECAR and (file.path, file.blake3) in removed]
 
 
 def _has_tensors_of_target(found: Survey, job: Job) -> bool:

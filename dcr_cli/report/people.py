@@ -67,12 +67,11 @@ def amount(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
-def names(listed: Sequence[str], most: int = MOST_LISTED) -> str:
+def names(given: Sequence[str], most: int = MOST_LISTED) -> str:
     """List names on one line, only so many of them."""
-    from dcr_cli.checkpoint.names import shown
+    from dcr_cli.checkpoint.names import listed
 
-    more = f" and {len(listed) - most:,} more" if len(listed) > most else ""
-    return ", ".join(shown(name) for name in listed[:most]) + more
+    return listed(given, most)
 
 
 def facts(rows: Iterable[tuple[str, str]]) -> Iterator[Line]:
@@ -140,11 +139,17 @@ def _diff_facts(result: DiffResult) -> Iterator[tuple[str, str]]:
         yield "files", f"{len(result.files_changed):,} changed: {names(result.files_changed)}"
     takes = f"{size(result.delta_bytes)}, {share(result.delta_bytes, result.dense_bytes)} of a full copy"
     yield "delta", f"{takes} ({size(result.dense_bytes)})"
-    if result.encodings:
+    if result.encodings and result.dry_run:
+        for label, count in sorted(result.encodings.items()):
+            yield label, f"{amount(count, 'tensor')}, {size(result.encoding_bytes[label])}"
+    elif result.encodings:
         yield "encodings", ", ".join(f"{label} {count:,}" for label, count in sorted(result.encodings.items()))
     yield "base", state(result.base)
     yield "target", state(result.target)
-    if result.output is not None:
+    if result.dry_run:
+        where = f"to {names([result.output])} " if result.output is not None else ""
+        yield "dry run", f"{size(result.delta_bytes)} {where}would be written; nothing was"
+    elif result.output is not None:
         yield "written to", names([result.output])
 
 
@@ -266,6 +271,8 @@ def _show_facts(result: ShowResult) -> Iterator[tuple[str, str]]:
         yield "renamed", f"{len(result.renamed):,}: {names([f'{old} to {new}' for old, new in result.renamed])}"
     sent = f": {names(result.sent_files)}" if result.sent_files else ""
     yield "files", f"{result.files:,}, {len(result.sent_files):,} sent{sent}"
+    if result.removed_files:
+        yield "", f"{len(result.removed_files):,} removed: {names(result.removed_files)}"
     if result.skipped:
         yield "skipped", names(result.skipped)
 

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import fcntl
 import os
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from dcr_cli.checkpoint.in_progress import Holder, decode_holder, encode_holder, this_process
-from dcr_cli.durable import File, Folder
+from dcr_cli.durable import NEW_FOLDER_MODE, File, Folder
 from dcr_cli.errors import ConflictError, LocalError
+from dcr_cli.holder import MAX_HOLDER_BYTES, Holder, decode_holder, encode_holder, this_process
 
 
 class Lock:
@@ -55,6 +56,36 @@ def lock(folder: Folder, name: str) -> Lock:
         return Lock(file)
 
 
+@dataclass(frozen=True, slots=True)
+class LockedFolder:
+    """A folder, open, and the lock that is held in it; `was_made`: by whoever locked it."""
+
+    folder: Folder
+    lock: Lock
+    was_made: bool
+
+
+def lock_folder(parent: Folder, name: str, lock_name: str, mode: int = NEW_FOLDER_MODE) -> LockedFolder:
+    """Open the folder `name`, made if it is not there, and take the lock file `lock_name` in it, as `lock` does."""
+    while True:
+        was_made = parent.make_folder(name, mode, exist_ok=True)
+        try:
+            folder = parent.open_folder(name)
+        except LocalError:
+            if parent.status(name) is not None:
+                raise
+            # Who had nothing to keep there has removed it.
+            continue
+        try:
+            return LockedFolder(folder, lock(folder, lock_name), was_made)
+        except BaseException as error:
+            status, own = parent.status(name), os.fstat(folder.fd)
+            folder.close()
+            is_there = status is not None and (status.st_dev, status.st_ino) == (own.st_dev, own.st_ino)
+            if is_there or not isinstance(error, LocalError):
+                raise
+
+
 def _flock(file: File) -> None:
     try:
         fcntl.flock(file.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -62,9 +93,8 @@ def _flock(file: File) -> None:
         raise ConflictError(str(file.path), f"another dcr holds it: {_holder(file)}", hint="try again later") from error
     except OSError as error:
         facts = f"the file system mounted there gives no locks: {error.strerror}"
-        raise LocalError(
-            str(file.path), facts, hint="mount it with locks, or keep the checkpoint on a local disk"
-        ) from error
+        hint = "mount it with locks, or use a folder on a local disk"
+        raise LocalError(str(file.path), facts, hint=hint) from error
 
 
 def _holder(file: File) -> str:
@@ -80,4 +110,4 @@ def _check_no_other(file: File) -> None:
 
 
 def _last_holder(file: File) -> Holder | None:
-    return decode_holder(os.pread(file.fd, 1024, 0))
+    return decode_holder(os.pread(file.fd, MAX_HOLDER_BYTES, 0))
