@@ -27,7 +27,7 @@ ALWAYS_INLINE void compare_of(int width, const struct block *block, struct compa
     struct draft *draft = found->draft;
     struct ranking ranking = {0};
     bool are_sparse = true, is_ranked = draft && block->exponent.bits;
-    unsigned top = likely_top & (unsigned)low_bits(block->exponent.bits);
+    unsigned top = 0;
     size_t ranked_to = 0;
     four_sums base_sums = {0};
     if (is_ranked) ranking = start_ranking(draft->work, block->count);
@@ -43,6 +43,7 @@ ALWAYS_INLINE void compare_of(int width, const struct block *block, struct compa
         base_sums += digest_of((struct span){base, bytes}, found->offset + first * (size_t)width, bytes);
         if (!is_ranked || !found->changed) continue;
         struct changes changes = {.positions = (const uint8_t *)found->positions, .count = found->changed};
+        if (!ranked_to) top = likely_top_of(block);
         for (; ranked_to <= first; ranked_to += GROUP * CHUNK) rank_group(width, block, ranked_to, top, &changes, target + bytes, &ranking);
         is_ranked = 256 * ranking.above <= block->count;
     }

@@ -7,8 +7,24 @@
 #include "digest.h"
 #include "position.h"
 
-/* The top of the block coded last by this thread: the next one mostly has the same. */
-static _Thread_local unsigned likely_top;
+/* The top of a sample from all over the block, mostly that of the whole block, too. The one before, in the same thread, is tried
+ * first. */
+static unsigned likely_top_of(const struct block *block) {
+    enum { PIECES = 128, LENGTH = 32 };
+    static _Thread_local unsigned last;
+    uint8_t elements[PIECES * LENGTH * 8];
+    size_t piece = LENGTH * (size_t)block->width, stride = block->count / PIECES * (size_t)block->width;
+    struct block sample = *block;
+    if (stride > piece) {
+        for (size_t i = 0; i < PIECES; i++) memcpy(elements + i * piece, block->base + i * stride, piece);
+        sample.base = elements;
+        sample.count = PIECES * LENGTH;
+    }
+    unsigned top = last & (unsigned)low_bits(block->exponent.bits);
+    if (!is_enough(&sample, top) || (top && is_enough(&sample, top - 1))) top = find_top(&sample);
+    last = top;
+    return top;
+}
 
 ALWAYS_INLINE uint64_t width_mask(int width) { return low_bits(8 * (unsigned)width); }
 
@@ -109,7 +125,7 @@ ALWAYS_INLINE void draft_block(int width, const struct block *block, const struc
     struct ranking ranking = start_ranking(draft->work, room);
     unsigned top = 0;
     if (block->exponent.bits) {
-        top = likely_top = find_top(block);
+        top = find_top(block);
         rank_block(width, block, top, changes, &ranking);
     } else {
         ranking.members[0] = (uint32_t)block->count;
