@@ -10,7 +10,6 @@ import stat
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -137,6 +136,23 @@ class _Handle:
     users: int
 
 
+class _Loan:
+    """A descriptor that is lent: what `Files.opened` gives. A class of its own, for this is done for every block."""
+
+    __slots__ = ("_files", "_handle", "_path")
+
+    def __init__(self, files: Files, path: str) -> None:
+        self._files = files
+        self._path = path
+
+    def __enter__(self) -> int:
+        self._handle = self._files._borrow(self._path)
+        return self._handle.fd
+
+    def __exit__(self, *_: object) -> None:
+        self._files._give_back(self._path, self._handle)
+
+
 class Files:
     """Reads the files of `identities` below `root`; a context manager, for any number of threads.
 
@@ -148,7 +164,8 @@ class Files:
         self.root = root
         self._identities = identities
         self._handles: OrderedDict[str, _Handle] = OrderedDict()
-        self._condition = threading.Condition()
+        self._lock = threading.Lock()
+        self._has_one = threading.Condition(self._lock)
         self._is_closed = False
 
     def __enter__(self) -> Self:
@@ -161,11 +178,11 @@ class Files:
 
     def close(self) -> None:
         """Close what is not lent. What is lent is closed when it comes back: until then its number stays taken."""
-        with self._condition:
+        with self._lock:
             self._is_closed = True
             for path in [path for path, handle in self._handles.items() if not handle.users]:
                 os.close(self._handles.pop(path).fd)
-            self._condition.notify_all()
+            self._has_one.notify_all()
 
     def read_path_into(self, path: str, offset: int, buffer: bytearray | memoryview | npt.NDArray[Any]) -> None:
         """Fill the whole of `buffer` with the bytes of file `path` from `offset` on."""
@@ -198,34 +215,32 @@ class Files:
             self.read_path_into(path, offset, part)
             yield part
 
-    @contextmanager
-    def opened(self, path: str) -> Iterator[int]:
+    def opened(self, path: str) -> _Loan:
         """Lend a descriptor of the file `path`. With all descriptors lent, this waits for one to come back."""
-        handle = self._borrow(path)
-        try:
-            yield handle.fd
-        finally:
-            with self._condition:
-                handle.users -= 1
-                if self._is_closed and not handle.users:
-                    os.close(self._handles.pop(path).fd)
-                self._condition.notify_all()
+        return _Loan(self, path)
 
     def _borrow(self, path: str) -> _Handle:
-        with self._condition:
-            while True:
+        with self._lock:
+            handle = self._handles.get(path)
+            while handle is None or self._is_closed:
                 if self._is_closed:
                     raise ValueError("these files are closed")
-                handle = self._handles.get(path)
-                if handle is not None:
-                    break
                 if len(self._handles) < MAX_OPEN_FILES or self._close_idle():
                     handle = self._handles[path] = _Handle(self._open(path), 0)
-                    break
-                self._condition.wait()
+                else:
+                    self._has_one.wait()
+                    handle = self._handles.get(path)
             self._handles.move_to_end(path)
             handle.users += 1
             return handle
+
+    def _give_back(self, path: str, handle: _Handle) -> None:
+        with self._lock:
+            handle.users -= 1
+            if not handle.users:
+                if self._is_closed:
+                    os.close(self._handles.pop(path).fd)
+                self._has_one.notify_all()
 
     def _close_idle(self) -> bool:
         """Close the descriptor that was not lent for the longest time, if any is not lent."""
