@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from dcr_cli.apply import ApplyResult, apply
 from dcr_cli.checkpoint.checkpoint import open_checkpoint
 from dcr_cli.delta.encoding import Encoding
 from dcr_cli.delta.manifest import Box, TensorRow
+from dcr_cli.diff import diff
 from dcr_cli.errors import (
     ConflictError,
     DamagedError,
@@ -104,6 +106,23 @@ class TestExact:
         assert (result.exact, result.already, result.recovered) == (True, False, False)
         assert result.changed_tensors == 9
         assert not (found / "old").exists()
+
+    @pytest.mark.parametrize("way", WAYS)
+    @pytest.mark.parametrize("skip", [("config.json",), ("*.json",), ("link",), ()], ids=str)
+    @pytest.mark.parametrize("other_name", [os.link, os.symlink])
+    def test_other_names_of_the_config(
+        self, tmp_path: Path, way: str, skip: tuple[str, ...], other_name: Callable[[str, str], None]
+    ) -> None:
+        """It is put away meanwhile, and back."""
+        sides = write_tiny_pair(tmp_path)
+        for root in sides:
+            (root / "config.json").write_bytes(b"{}")
+            other_name("config.json" if other_name is os.symlink else str(root / "config.json"), str(root / "link"))
+        diff(*sides, tmp_path / "delta", skip=skip)
+        found, _ = apply_by(way, tmp_path / "delta", sides[0], tmp_path / "work")
+        assert verify(found, against=sides[1], skip=skip).matches
+        assert tree(found) == tree(sides[1]) or way in ("aside", "to")
+        assert apply(tmp_path / "delta", found).already
 
     @pytest.mark.parametrize("way", WAYS)
     @pytest.mark.parametrize("shards", [(1, 3), (3, 1), (2, 3), (3, 3)])

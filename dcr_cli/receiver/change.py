@@ -65,6 +65,8 @@ class Change:
         # Files that this run made or, finishing, has read again, as they were then.
         self._checked: dict[str, Identity] = {}
         self._patched: set[str] = set()
+        # The config before this run put it away.
+        self._config: Identity | None = None
         # Shards, by number, that were found to be the target's, and why one is lost that was staged.
         self._verified: set[int] = set()
         self._lost: DamagedError | None = None
@@ -221,6 +223,7 @@ class Change:
             return
         if self._home.make_folder(HELD, PRIVATE_FOLDER_MODE, exist_ok=True):
             self._home.sync()
+        self._config = identity_below(self._root, CONFIG)
         self._move(self._root, CONFIG, self._home, HELD_CONFIG)
         self._home.sync(HELD)
         self._root.sync()
@@ -361,8 +364,10 @@ class Change:
                 del self._checked[CONFIG]
             self._checked |= check_sidecars(self._root, [file for file in files if file.path not in self._checked])
         expected = {file.path: self._checked.get(file.path) or (known or {})[file.path] for file in files}
-        if known is not None and config == HELD_CONFIG:
-            expected[CONFIG] = known[CONFIG]._replace(ctime_ns=expected[CONFIG].ctime_ns)
+        if known is not None and config == HELD_CONFIG and self._config is not None:
+            # Putting it away and back changed its ctime, also under every other name, or link, that leads to it.
+            before, now = self._config, self._config._replace(ctime_ns=self._checked[CONFIG].ctime_ns)
+            expected |= {path: now for path, identity in expected.items() if path == CONFIG or identity == before}
         check_same(self._root.path, expected, identities_now(self._root, expected))
         # Without a marker, a config that is held would be put back.
         self._receiver.release_held()
