@@ -433,9 +433,10 @@ class Folder:
         try:
             for part in above:
                 inner = os.open(part, _FOLDER_FLAGS | os.O_NOFOLLOW, dir_fd=fd)
-                if fd != self.fd:
-                    os.close(fd)
-                fd = inner
+                # The other way round, a signal in between would have it closed twice.
+                outer, fd = fd, inner
+                if outer != self.fd:
+                    os.close(outer)
             yield fd, last
         finally:
             if fd != self.fd:

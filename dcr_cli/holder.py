@@ -24,7 +24,7 @@ class Holder(NamedTuple):
     @property
     def is_alive(self) -> bool | None:
         """Whether it runs; None if that cannot be told from here."""
-        if self.host != socket.gethostname() or not self.pid.isdigit() or self.start == "-":
+        if self.host != socket.gethostname() or not (self.pid.isascii() and self.pid.isdigit()) or self.start == "-":
             return None
         return _start_of(int(self.pid)) == self.start
 

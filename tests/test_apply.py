@@ -107,6 +107,32 @@ class TestExact:
         assert result.changed_tensors == 9
         assert not (found / "old").exists()
 
+    @pytest.mark.parametrize("way", ["replace", "in-place"])
+    @pytest.mark.parametrize("kind", ["file", "link", "dangling", "folder", "link to a folder", "fifo"])
+    def test_a_config_of_somebody_else(self, tmp_path: Path, way: str, kind: str) -> None:
+        """Neither side has one; whatever the receiver has, it still has in the end."""
+        old, new = tiny_tensors()
+        sides = write_checkpoint(tmp_path / "base", old), write_checkpoint(tmp_path / "target", new)
+        delta = make_delta(*sides, tmp_path / "delta")
+        config = fresh_copy(sides[0], tmp_path / "receiver") / "config.json"
+        (tmp_path / "other").mkdir()
+        (tmp_path / "other" / "c.json").write_bytes(b"mine")
+        links = {"link": "../other/c.json", "dangling": "nowhere", "link to a folder": "../other"}
+        if kind == "file":
+            config.write_bytes(b"mine")
+        elif kind == "folder":
+            config.mkdir()
+        elif kind == "fifo":
+            os.mkfifo(config)
+        else:
+            config.symlink_to(links[kind])
+        before = config.lstat()
+        apply(delta, config.parent, mode=way)
+        after = config.lstat()
+        assert (before.st_ino, before.st_mode) == (after.st_ino, after.st_mode)
+        config.unlink() if kind != "folder" else config.rmdir()
+        assert tree(config.parent) == tree(sides[1])
+
     @pytest.mark.parametrize("way", WAYS)
     @pytest.mark.parametrize("skip", [("config.json",), ("*.json",), ("link",), ()], ids=str)
     @pytest.mark.parametrize("other_name", [os.link, os.symlink])

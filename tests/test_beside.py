@@ -7,6 +7,7 @@ import shutil
 import stat
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -16,9 +17,9 @@ from dcr_cli.apply import ApplyResult, apply
 from dcr_cli.delta.encoding import Encoding
 from dcr_cli.delta.manifest import Box
 from dcr_cli.durable import Folder
-from dcr_cli.errors import ConflictError, LocalError, UsageError, WrongBaseError
+from dcr_cli.errors import ConflictError, LocalError, NotFoundError, UsageError, WrongBaseError
 from dcr_cli.receiver import places
-from faults import StoppedError, watching
+from faults import StoppedError, stopped_at, watching
 from receivers import claim, fresh_copy, make_delta, names_below, put_into_boxes, tree, write_rich_pair
 from strategies import tensor_of, with_changes, write_checkpoint, write_tiny_pair
 
@@ -248,6 +249,50 @@ class TestUnknown:
         assert os.path.lexists(old / name)
         assert apply(delta, link, mode="aside").already
         assert os.path.lexists(old / name)
+
+
+def test_a_folder_that_was_finished_before_it_was_locked(tmp_path: Path) -> None:
+    """Two runs build OUT: the second has opened what the first then finishes; it leaves that alone."""
+    base, target, delta = write_pair(tmp_path)
+    back = make_delta(target, base, tmp_path / "back")
+    out, is_done = tmp_path / "out", False
+
+    def finish_first(kind: str, path: str, other: str) -> None:
+        nonlocal is_done
+        if kind == "create" and path.endswith(".out.dcr-partial/.dcr/lock") and not is_done:
+            is_done = True
+            apply(delta, base, to=out)
+
+    with watching(finish_first), pytest.raises(ConflictError, match="by another dcr"):
+        apply(back, target, to=out)
+    assert is_done
+    assert tree(out) == tree(target)
+    assert mode_of(out) == mode_of(base)
+
+
+def test_a_built_folder_is_found_again_with_what_is_skipped(tmp_path: Path) -> None:
+    base, _, delta = write_pair(tmp_path)
+    for step in range(0, 200, 9):
+        work = tmp_path / f"work-{step}"
+        work.mkdir()
+        receiver = fresh_copy(base, work / "receiver")
+        (receiver / "extra.safetensors").write_bytes(b"mine")
+        link = work / "link"
+        link.symlink_to("receiver")
+        claim(link)
+        run = partial(apply, delta, link, mode="aside", skip=["extra.safetensors"])
+        ended = stopped_at(step, run)
+        run()
+        assert sorted(path.name for path in work.iterdir()) == sorted(["link", os.readlink(link)])
+        if ended:
+            return
+    raise AssertionError("never ended")
+
+
+def test_a_link_that_is_not_there(tmp_path: Path) -> None:
+    delta = write_pair(tmp_path)[2]
+    with pytest.raises(NotFoundError):
+        apply(delta, tmp_path / "nothing", mode="aside")
 
 
 class TestOthers:

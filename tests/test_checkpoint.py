@@ -15,6 +15,7 @@ from hypothesis import given, strategies as st
 
 from dcr_cli.checkpoint import checkpoint as checkpoint_module
 from dcr_cli.checkpoint.checkpoint import Checkpoint, Reader, open_checkpoint
+from dcr_cli.checkpoint.folder import scan
 from dcr_cli.checkpoint.in_progress import IN_PROGRESS, is_incomplete
 from dcr_cli.checkpoint.parts import SHARD, SIDECAR, WEIGHT_MAP
 from dcr_cli.errors import ConflictError, DamagedError, DcrError, IncompleteError, LocalError, NotFoundError, UsageError
@@ -39,6 +40,20 @@ def root(tmp_path: Path) -> Path:
     """A checkpoint of two shards, a weight map and two sidecars."""
     sidecars = {"config.json": b"{}\n", "sub/notes.txt": b"x"}
     return write_checkpoint(tmp_path / "root", {"a": A, "b": B}, shards=2, sidecars=sidecars)
+
+
+def test_an_apply_that_begins_while_files_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was listed then may be a mixture."""
+    base = write_checkpoint(tmp_path / "base", {"a": A, "b": B})
+
+    def scan_meanwhile(*arguments: Any, **options: Any) -> Any:
+        (base / ".dcr").mkdir()
+        (base / ".dcr" / "in-progress").write_bytes(b"{}")
+        return scan(*arguments, **options)
+
+    monkeypatch.setattr("dcr_cli.checkpoint.checkpoint.scan", scan_meanwhile)
+    with pytest.raises(IncompleteError):
+        open_checkpoint(base)
 
 
 def all_tensors(checkpoint: Checkpoint) -> dict[str, TensorData]:

@@ -559,6 +559,22 @@ def test_a_refused_block_changes_nothing_in_place(level: str) -> None:
 
 
 @every_level
+def test_arrays_that_overlap_are_refused(level: str) -> None:
+    """But for a block that is decoded into itself."""
+    spec = SPECS[5]
+    base, target = pair(spec, 1000, 0.1)
+    stream, counts, magnitudes = draft_of(reference, base, target, kind(spec))
+    block = stream + reference.magnitude_encode(counts, magnitudes, states(1))
+    room = np.zeros(1001, base.dtype)
+    for shift in (0, 1):
+        room[shift : shift + 1000] = base
+        with pytest.raises(ValueError, match="overlap"):
+            native.context_decode(block, room[shift : shift + 1000], 0, kind(spec), states(1), room[1 - shift :][:1000])
+    native.context_decode(block, room[1:], 0, kind(spec), states(1), room[1:])
+    assert room[1:].tobytes() == target.tobytes()
+
+
+@every_level
 def test_refusals_say_where(level: str) -> None:
     base = np.zeros(64, np.uint16)
     start = states(1)

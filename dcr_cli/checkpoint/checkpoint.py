@@ -169,6 +169,9 @@ def open_checkpoint(
         check_complete(folder)
     strangers: list[str] | None = [] if allow_strangers else None
     identities = scan(folder, skip=skip, must_be_files=(SHARD_SUFFIX, WEIGHT_MAP_SUFFIX), strangers=strangers)
+    if not allow_incomplete:
+        # Once more: an apply that began after the first look may have changed what was listed.
+        check_complete(folder)
     map_path = _find_weight_map(folder, identities)
     if map_path is None and not any(map(is_top_shard, identities)):
         raise _nothing_here(folder, identities, what)

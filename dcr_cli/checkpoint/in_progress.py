@@ -63,7 +63,12 @@ def check_complete(folder: Path) -> None:
 def command_to_finish(delta: str, checkpoint: str | os.PathLike[str]) -> str:
     """The command that finishes an apply. Where its delta lay is what a marker says, which may be anything."""
     can_be_shown = 0 < len(delta) <= _MAX_SHOWN_CHARACTERS and delta.isprintable()
-    return f"dcr apply {shlex.quote(delta) if can_be_shown else 'DELTA'} {shlex.quote(str(checkpoint))}"
+    return f"dcr apply {_argument(delta) if can_be_shown else 'DELTA'} {_argument(str(checkpoint))}"
+
+
+def _argument(path: str) -> str:
+    """A path as it is typed, and taken for no option."""
+    return shlex.quote(f"./{path}" if path.startswith("-") else path)
 
 
 def _delta_of(folder: Path) -> str:

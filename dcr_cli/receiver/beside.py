@@ -85,7 +85,7 @@ def apply_aside(path: Path, target: Target, skip: Sequence[str], *, keep_previou
             with open_folder(path.parent) as above:
                 check_beside(link, parent, above, target)
         plan = job.plan(is_exact=found.is_base, in_place=False) if not is_there else None
-        built = _Move(old, parent, link).build(found, job, plan) if plan is not None else None
+        built = _Move(old, parent, link, skip).build(found, job, plan) if plan is not None else None
         if plan is None or built is None:
             is_exact = found.has_target_files
             result = nothing_done(str(path), ASIDE, job, exact=is_exact, foreign=found.foreign, dry_run=False)
@@ -140,6 +140,7 @@ class _Move:
     old: Receiver
     parent: Folder
     link: Link
+    skip: Sequence[str]
 
     def build(self, found: Survey, job: Job, plan: Plan) -> tuple[str, int] | None:
         """Build the new folder, or find it built: its name and how much was written. None: nothing is to be done."""
@@ -169,7 +170,7 @@ class _Move:
         """Whether the folder `name` is at the target, left there by a run that was stopped, or by --keep-previous."""
         try:
             with open_root(self.parent.path / name) as root, Receiver(root):
-                return is_there_already(*look_at(root, target, ()))
+                return is_there_already(*look_at(root, target, self.skip))
         except DcrError:
             return False
 
@@ -215,7 +216,17 @@ def _new_folder(parent: Folder, name: str, *, exist_ok: bool) -> Iterator[Receiv
     """Make a folder, locked, and empty but for its lock, whatever was in it; after an error it is removed again."""
     parent.make_folder(name, PRIVATE_FOLDER_MODE, exist_ok=exist_ok)
     parent.sync()
-    with _opened_private(parent, name) as root, Receiver(root) as receiver:
+    with parent.open_folder(name) as root, ExitStack() as stack:
+        before = os.fstat(root.fd)
+        root.make_private()
+        private = os.fstat(root.fd).st_mode
+        receiver = stack.enter_context(Receiver(root))
+        # Before it was locked, whoever had it may have finished it and given it its name.
+        if (status := parent.status(name)) is None or place_of(status) != place_of(before):
+            if os.fstat(root.fd).st_mode == private:
+                root.set_mode(stat.S_IMODE(before.st_mode))
+            facts = "was built by another dcr meanwhile"
+            raise ConflictError(str(parent.path / name), facts, hint="see what it has built, and try again")
         for folder, kept in ((root, STATE_FOLDER), (receiver.home, LOCK)):
             for inner in folder.names():
                 if inner != kept:

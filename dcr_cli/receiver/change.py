@@ -219,7 +219,7 @@ class Change:
     # Changing
 
     def _hold_config(self) -> None:
-        if self._root.status(CONFIG) is None or self._home.status(HELD_CONFIG) is not None:
+        if not self._has_config() or self._home.status(HELD_CONFIG) is not None:
             return
         if self._home.make_folder(HELD, PRIVATE_FOLDER_MODE, exist_ok=True):
             self._home.sync()
@@ -227,6 +227,13 @@ class Change:
         self._move(self._root, CONFIG, self._home, HELD_CONFIG)
         self._home.sync(HELD)
         self._root.sync()
+
+    def _has_config(self) -> bool:
+        """Whether there is a config that a loader could read; what else may have the name stays where it is."""
+        try:
+            return stat.S_ISREG(os.stat(CONFIG, dir_fd=self._root.fd).st_mode)
+        except OSError:
+            return False
 
     def _in_turn(self, batch: int, numbers: tuple[int, ...]) -> None:
         """Stage and commit components, some at a time."""

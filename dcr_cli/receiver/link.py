@@ -17,7 +17,7 @@ from typing import NamedTuple
 from dcr_cli.checkpoint.digest import object_digest
 from dcr_cli.checkpoint.json_text import strict_json
 from dcr_cli.durable import Folder, open_folder
-from dcr_cli.errors import ConflictError, DamagedError, UsageError
+from dcr_cli.errors import ConflictError, DamagedError, NotFoundError, UsageError
 
 CLAIM = "link"
 _CLAIM_LIMIT = 1 << 10
@@ -68,6 +68,8 @@ class Link:
 
 def read_link(path: Path) -> Link:
     """Read a link; UsageError if it is none."""
+    if not os.path.lexists(path):
+        raise NotFoundError(str(path), "is not there")
     if not path.is_symlink():
         names = [shlex.quote(text) for text in (str(path), f"{path}-1", f"{path.name}-1")]
         hint = f"make it one: mv {names[0]} {names[1]} && ln -s {names[2]} {names[0]}"

@@ -203,7 +203,8 @@ def check_plan(root: Folder, base: Base, plan: Plan, paths: Collection[str]) -> 
         if root.status(path) is not None:
             check_no_mount(root, path, path.rpartition("/")[0])
     moved = [path for path in paths if path not in patched | removed]
-    check_moves(root, [*moved, CONFIG] if root.status(CONFIG) is not None else moved)
+    config = root.status(CONFIG)
+    check_moves(root, [*moved, CONFIG] if config is not None and not stat.S_ISDIR(config.st_mode) else moved)
     check_names(root, [*(file.path for file in base.files), *paths])
     ours = {file.path for file in base.files}
     for row in plan.written_files:

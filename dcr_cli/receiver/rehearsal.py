@@ -81,7 +81,7 @@ def rehearse_aside(path: Path, target: Target, skip: Sequence[str], *, keep_prev
         check_changeable(source)
         check_beside(link, parent, above, target)
         names = link.names(target.delta.commit_blake3)
-        if not any(_can_take(parent, name, source.path.name, target) for name in names):
+        if not any(_can_take(parent, name, source.path.name, target, skip) for name in names):
             raise names_taken(parent, names)
         plan = job.plan(is_exact=found.is_base, in_place=False)
         check_fresh(parent, source, plan, new_files(job, plan), links=True)
@@ -112,12 +112,12 @@ def _try(found: Survey, job: Job, plan: Plan) -> bool:
     return False
 
 
-def _can_take(parent: Folder, name: str, old: str, target: Target) -> bool:
+def _can_take(parent: Folder, name: str, old: str, target: Target, skip: Sequence[str]) -> bool:
     """Whether a new folder could have a name, or one that has it could be used."""
     if parent.status(name) is None or is_unfinished(parent, name):
         return True
     try:
         with open_root(parent.path / name) as root:
-            return name != old and is_there_already(*look_at(root, target, ()))
+            return name != old and is_there_already(*look_at(root, target, skip))
     except DcrError:
         return False

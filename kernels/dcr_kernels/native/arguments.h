@@ -94,6 +94,22 @@ static PyObject *stop(struct views *views) {
     return NULL;
 }
 
+/* Refuses arrays that overlap where one is written, as the last `writable` views are. View `in_place` may be just view `source`; -1 for
+ * none. */
+static bool are_apart(const struct views *views, int writable, int in_place, int source) {
+    for (int i = views->count - writable; i < views->count; i++) {
+        const uint8_t *begin = views->view[i].buf, *end = begin + views->view[i].len;
+        for (int j = 0; j < views->count; j++) {
+            const uint8_t *other = views->view[j].buf;
+            if (j == i || other >= end || other + views->view[j].len <= begin) continue;
+            if (i == in_place && j == source && other == begin) continue;
+            PyErr_SetString(PyExc_ValueError, "arrays overlap");
+            return false;
+        }
+    }
+    return true;
+}
+
 /* Copies one or 16 class counts, which must add up to `count`. */
 static bool get_class_counts(const Py_buffer *view, size_t count, uint32_t class_counts[CLASSES]) {
     uint64_t sum = 0;

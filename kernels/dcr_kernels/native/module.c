@@ -161,7 +161,7 @@ static PyObject *native_compare(PyObject *Py_UNUSED(module), PyObject *const *ar
         !has_size(&v.view[2], 8, 4, true) || !has_size(&v.view[3], block.count + SLACK, 4, false) ||
         !has_size(&v.view[4], block.count, width, false) || !has_size(&v.view[5], block.count, width, false) ||
         !has_size(&v.view[6], CLASSES, 4, false) || !has_size(&v.view[7], block.count, width, false) ||
-        !has_size(&v.view[8], compare_bytes(block.count), 1, false))
+        !has_size(&v.view[8], compare_bytes(block.count), 1, false) || !are_apart(&v, 7, -1, -1))
         return stop(&v);
     block.base = v.view[0].buf;
     block.target = v.view[1].buf;
@@ -246,7 +246,7 @@ static PyObject *native_context_decode(PyObject *Py_UNUSED(module), PyObject *co
     if (!get_count(&v.view[1], (size_t)block.width, &block.count) || !get_states(&v.view[2], states) ||
         !has_size(&v.view[3], block.count, 4, false) || !has_size(&v.view[4], block.count, (size_t)block.width, false) ||
         !has_size(&v.view[5], decode_work_bytes(block.count), 1, false) || !has_size(&v.view[6], 8, 4, true) ||
-        (has_out && !has_size(&v.view[7], block.count, (size_t)block.width, true)))
+        (has_out && !has_size(&v.view[7], block.count, (size_t)block.width, true)) || !are_apart(&v, 4 + has_out, 7, 1))
         return stop(&v);
     block.base = v.view[1].buf;
     decoded.positions = v.view[3].buf;
