@@ -70,6 +70,13 @@ static bool has_size(const Py_buffer *view, size_t count, size_t size, bool exac
     return false;
 }
 
+/* Is the view aligned for entries of `size` bytes? */
+static bool is_aligned(const Py_buffer *view, size_t size) {
+    if ((uintptr_t)view->buf % size == 0) return true;
+    PyErr_Format(PyExc_ValueError, "an array for results is not aligned for %zu bytes", size);
+    return false;
+}
+
 static bool get_count(const Py_buffer *view, size_t size, size_t *count) {
     *count = (size_t)view->len / size;
     if ((size_t)view->len % size == 0 && *count <= UINT32_MAX) return true;

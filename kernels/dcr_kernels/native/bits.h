@@ -25,6 +25,9 @@ ALWAYS_INLINE uint64_t load64(const uint8_t *at) {
     return value;
 }
 
+/* Asks for the memory at `distance` from `at`, wherever that is: any address may be asked for. */
+ALWAYS_INLINE void prefetch(const uint8_t *at, uintptr_t distance) { __builtin_prefetch((const void *)((uintptr_t)at + distance)); }
+
 ALWAYS_INLINE void store64(uint8_t *at, uint64_t value) { memcpy(at, &value, 8); }
 
 ALWAYS_INLINE uint64_t load_element(const uint8_t *elements, size_t index, int width) {

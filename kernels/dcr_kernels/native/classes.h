@@ -301,14 +301,14 @@ ALWAYS_INLINE unsigned select_in_chunk(const uint8_t *classes, unsigned class, u
 
 /* Classifies the elements [first, first + count), at most a group, of a block. `starts` gets the members of each class before
  * each chunk, `members` those of the group. Returns how many exponents are above `top`. */
-ALWAYS_INLINE uint64_t classify_group(int width, const struct block *block, size_t first, size_t count, unsigned top, const uint8_t *ahead,
+ALWAYS_INLINE uint64_t classify_group(int width, const struct block *block, size_t first, size_t count, unsigned top, uintptr_t ahead,
                                       uint8_t *classes, uint16_t starts[GROUP][CLASSES], uint16_t members[CLASSES]) {
     const uint8_t *base = block->base + first * (size_t)width;
     struct field exponent = block->exponent;
     uint64_t above = 0;
     memset(members, 0, CLASSES * sizeof *members);
-    for (size_t chunk = 0; chunk < chunks_of(count); chunk++, base += CHUNK * width, ahead += CHUNK * width, classes += CHUNK) {
-        for (int line = 0; line < CHUNK * width; line += 64) __builtin_prefetch(ahead + line);
+    for (size_t chunk = 0; chunk < chunks_of(count); chunk++, base += CHUNK * width, classes += CHUNK) {
+        for (int line = 0; line < CHUNK * width; line += 64) prefetch(base + line, ahead);
         size_t left = count - chunk * CHUNK;
         above += classify_chunk(base, left < CHUNK ? left : CHUNK, width, exponent, top, classes);
         memcpy(starts[chunk], members, CLASSES * sizeof *members);

@@ -44,7 +44,7 @@ ALWAYS_INLINE void compare_of(int width, const struct block *block, struct compa
         if (!is_ranked || !found->changed) continue;
         struct changes changes = {.positions = (const uint8_t *)found->positions, .count = found->changed};
         if (!ranked_to) top = likely_top_of(block);
-        for (; ranked_to <= first; ranked_to += GROUP * CHUNK) rank_group(width, block, ranked_to, top, &changes, target + bytes, &ranking);
+        for (; ranked_to <= first; ranked_to += GROUP * CHUNK) rank_group(width, block, ranked_to, top, &changes, (uintptr_t)target + bytes - (uintptr_t)base, &ranking);
         is_ranked = 256 * ranking.above <= block->count;
     }
     struct changes changes = {(const uint8_t *)found->positions, found->new, found->changed};

@@ -53,7 +53,7 @@ static inline struct ranking start_ranking(uint8_t *work, size_t room) {
 
 /* Ranks the changes in the group of elements that begins at `first`, for an assumed top. */
 ALWAYS_INLINE void rank_group(int width, const struct block *block, size_t first, unsigned top, const struct changes *changes,
-                              const uint8_t *ahead, struct ranking *ranking) {
+                              uintptr_t ahead, struct ranking *ranking) {
     uint8_t classes[GROUP * CHUNK];
     uint16_t starts[GROUP][CLASSES], members[CLASSES];
     size_t count = group_size(block, first), change = ranking->ranked;
@@ -75,7 +75,7 @@ ALWAYS_INLINE void rank_group(int width, const struct block *block, size_t first
 /* Ranks all changes for an assumed top; false if it is not the block's top. */
 ALWAYS_INLINE bool rank_block(int width, const struct block *block, unsigned top, const struct changes *changes, struct ranking *ranking) {
     for (size_t first = 0; first < block->count; first += GROUP * CHUNK) {
-        rank_group(width, block, first, top, changes, block->base, ranking);
+        rank_group(width, block, first, top, changes, 0, ranking);
         if (256 * ranking->above > block->count) return false;
     }
     return is_top(block, top, ranking->above, ranking->members[0]);
@@ -152,14 +152,14 @@ ALWAYS_INLINE bool classify_block(int width, const struct block *block, unsigned
         uint16_t starts[GROUP][CLASSES];
         size_t first = group * GROUP * CHUNK, count = group_size(block, first), bytes = count * (size_t)width;
         const uint8_t *base = block->base + first * (size_t)width;
-        above += classify_group(width, block, first, count, top, base + bytes, map->classes + first, starts, map->groups[group]);
+        above += classify_group(width, block, first, count, top, bytes, map->classes + first, starts, map->groups[group]);
         /* A chunk that is not there starts above every rank. */
         for (size_t chunk = chunks_of(count); chunk < GROUP; chunk++) memset(starts[chunk], 127, sizeof starts[chunk]);
         transpose_group((const uint16_t (*)[CLASSES])starts, map->starts[group]);
         for (unsigned c = 0; c < CLASSES; c++) members[c] += map->groups[group][c];
         bool is_copied = decoded->out && decoded->out != block->base;
         uint8_t *out = is_copied ? decoded->out + first * (size_t)width : NULL;
-        sums += digest_of((struct span){base, bytes}, decoded->offset + first * (size_t)width, out ? (size_t)(out - base) : 0);
+        sums += digest_of((struct span){base, bytes}, decoded->offset + first * (size_t)width, out ? (uintptr_t)out - (uintptr_t)base : 0);
         if (out) memcpy(out, base, bytes);
     }
     memcpy(map->members, members, sizeof members);

@@ -35,7 +35,7 @@ static void add_row(four_sums *sums, const uint8_t *units, uint64_t row, size_t 
 }
 
 /* One or two pairs of rows, a quarter of each at a time, so that keys stay in the nearest cache for the second pair. */
-ALWAYS_INLINE four_sums digest_pairs(const uint8_t *at, uint64_t row, unsigned pairs, size_t ahead) {
+ALWAYS_INLINE four_sums digest_pairs(const uint8_t *at, uint64_t row, unsigned pairs, uintptr_t ahead) {
     uint32_t sums[4][4] = {{0}};
     for (size_t column = 0; column < ROW_UNITS; column += ROW_UNITS / 4) {
         for (unsigned first = 0; first < 2 * pairs; first += 2) {
@@ -53,8 +53,8 @@ ALWAYS_INLINE four_sums digest_pairs(const uint8_t *at, uint64_t row, unsigned p
     return all;
 }
 
-/* What bytes at `offset` of their tensor add to the four sums; asks for what lies `ahead` bytes further on. */
-static four_sums digest_of(struct span data, uint64_t offset, size_t ahead) {
+/* What bytes at `offset` of their tensor add to the four sums; asks for what is at a distance of `ahead` from it. */
+static four_sums digest_of(struct span data, uint64_t offset, uintptr_t ahead) {
     four_sums sums = {0};
     const uint8_t *at = data.data, *end = data.data + data.size;
     if (at < end && offset & 1) {

@@ -1,6 +1,7 @@
 /* What the extension module asks of a set of kernels. Sections are those of FORMAT.md.
  *
- * Every level (plain, avx2, avx512, neon) is variant.c compiled with other flags. Arrays may be unaligned; `width` is 1, 2, 4 or 8 bytes.
+ * Every level (plain, avx2, avx512, neon) is variant.c compiled with other flags. What is read, and elements that are written, may be
+ * unaligned; positions that are written, and work memory, are aligned. `width` is 1, 2, 4 or 8 bytes.
  * Memory is the caller's: sizes named in bytes below are what a kernel may touch, whatever the encoded bytes say.
  */
 #ifndef DCR_KERNELS_H
@@ -74,7 +75,7 @@ struct draft {
     uint8_t *magnitudes;
 };
 
-/* What a decoder fills in; positions and values have room for `count` entries and SLACK, `work` is decode_work_bytes(count).
+/* What a decoder fills in; positions and values have room for `count` entries, `work` is decode_work_bytes(count).
  * context_decode also digests the base, which lies at byte `offset` of its tensor, as a comparison does, and makes the target in `out`,
  * which may be the base itself, or NULL. */
 struct decoded {
@@ -89,7 +90,7 @@ struct decoded {
 };
 
 /* What compare fills in: what the base adds to the four sums, what they grow by, and the changes; their arrays have room for `count`
- * entries and SLACK. The draft is made if `draft` is not NULL and there are changes. */
+ * entries, positions for SLACK more. The draft is made if `draft` is not NULL and there are changes. */
 struct comparison {
     uint64_t offset;
     uint32_t sums[4];

@@ -81,7 +81,7 @@ static PyObject *native_scan(PyObject *Py_UNUSED(module), PyObject *const *args,
     size_t found;
     if (!has_arguments(count, 4) || !get_width(args[0], &block.width) || !acquire(&v, args + 1, 3, 1)) return NULL;
     if (!get_count(&v.view[0], (size_t)block.width, &block.count) || !has_size(&v.view[1], block.count, (size_t)block.width, true) ||
-        !has_size(&v.view[2], block.count + SLACK, 4, false))
+        !has_size(&v.view[2], block.count + SLACK, 4, false) || !is_aligned(&v.view[2], 4))
         return stop(&v);
     block.base = v.view[0].buf;
     block.target = v.view[1].buf;
@@ -161,7 +161,8 @@ static PyObject *native_compare(PyObject *Py_UNUSED(module), PyObject *const *ar
         !has_size(&v.view[2], 8, 4, true) || !has_size(&v.view[3], block.count + SLACK, 4, false) ||
         !has_size(&v.view[4], block.count, width, false) || !has_size(&v.view[5], block.count, width, false) ||
         !has_size(&v.view[6], CLASSES, 4, false) || !has_size(&v.view[7], block.count, width, false) ||
-        !has_size(&v.view[8], compare_bytes(block.count), 1, false) || !are_apart(&v, 7, -1, -1))
+        !has_size(&v.view[8], compare_bytes(block.count), 1, false) || !is_aligned(&v.view[3], 4) ||
+        !is_aligned(&v.view[8], 4) || !are_apart(&v, 7, -1, -1))
         return stop(&v);
     block.base = v.view[0].buf;
     block.target = v.view[1].buf;
@@ -179,9 +180,11 @@ static PyObject *native_compare(PyObject *Py_UNUSED(module), PyObject *const *ar
     kernels->compare(&block, &found);
     Py_END_ALLOW_THREADS
     set_sums(&v.view[2], found.sums, found.growth);
+    bool has_draft = is_drafted && found.changed;
+    PyObject *result = has_draft ? Py_BuildValue("(ny#)", (Py_ssize_t)found.changed, draft.stream, (Py_ssize_t)draft.stream_size)
+                                 : Py_BuildValue("(nO)", (Py_ssize_t)found.changed, Py_None);
     release(&v);
-    if (!is_drafted || !found.changed) return Py_BuildValue("(nO)", (Py_ssize_t)found.changed, Py_None);
-    return Py_BuildValue("(ny#)", (Py_ssize_t)found.changed, draft.stream, (Py_ssize_t)draft.stream_size);
+    return result;
 }
 
 /* magnitude_bins(width, class_counts, magnitudes, bins), bins zero before */
@@ -246,7 +249,8 @@ static PyObject *native_context_decode(PyObject *Py_UNUSED(module), PyObject *co
     if (!get_count(&v.view[1], (size_t)block.width, &block.count) || !get_states(&v.view[2], states) ||
         !has_size(&v.view[3], block.count, 4, false) || !has_size(&v.view[4], block.count, (size_t)block.width, false) ||
         !has_size(&v.view[5], decode_work_bytes(block.count), 1, false) || !has_size(&v.view[6], 8, 4, true) ||
-        (has_out && !has_size(&v.view[7], block.count, (size_t)block.width, true)) || !are_apart(&v, 4 + has_out, 7, 1))
+        (has_out && !has_size(&v.view[7], block.count, (size_t)block.width, true)) || !is_aligned(&v.view[3], 4) ||
+        !is_aligned(&v.view[5], 4) || !are_apart(&v, 4 + has_out, 7, 1))
         return stop(&v);
     block.base = v.view[1].buf;
     decoded.positions = v.view[3].buf;
@@ -321,7 +325,7 @@ static PyObject *native_gap_decode(PyObject *Py_UNUSED(module), PyObject *const 
         !acquire(&v, args + 3, 5, 2))
         return NULL;
     if (!get_table(&v.view[0], &v.view[1], args[2], &table) || !has_size(&v.view[3], (size_t)members, 4, false) ||
-        !has_size(&v.view[4], (size_t)members, (size_t)width, false))
+        !is_aligned(&v.view[3], 4) || !has_size(&v.view[4], (size_t)members, (size_t)width, false))
         return stop(&v);
     struct span stream = {v.view[2].buf, (size_t)v.view[2].len};
     decoded.positions = v.view[3].buf;

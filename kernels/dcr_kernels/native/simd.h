@@ -15,7 +15,8 @@
 #include <arm_neon.h>
 #endif
 
-/* sums[q] += units[i] * keys[q][i] over i < count, and likewise for the units `second`, modulo 2^32. */
+/* sums[q] += units[i] * keys[q][i] over i < count, and likewise for the units `second`, modulo 2^32. dot_two_rows asks for what is at a
+ * distance of `ahead` from what it reads, where the processor does not do so by itself. */
 struct two_rows {
     uint32_t first[4];
     uint32_t second[4];
@@ -112,7 +113,7 @@ ALWAYS_INLINE uint64_t differ_mask(const uint8_t *a, const uint8_t *b, int width
 #endif
 }
 
-ALWAYS_INLINE void dot_two_rows(const uint8_t *first, const uint8_t *second, const int16_t *keys, size_t count, size_t ahead,
+ALWAYS_INLINE void dot_two_rows(const uint8_t *first, const uint8_t *second, const int16_t *keys, size_t count, uintptr_t ahead,
                                 struct two_rows *sums) {
 #ifdef WITH_AVX512
     enum { LANES = 32 };
@@ -120,8 +121,8 @@ ALWAYS_INLINE void dot_two_rows(const uint8_t *first, const uint8_t *second, con
     for (int q = 0; q < 4; q++) a[q] = b[q] = _mm512_setzero_si512();
     for (size_t i = 0; i + LANES <= count; i += LANES) {
         __m512i u = _mm512_loadu_si512(first + 2 * i), v = _mm512_loadu_si512(second + 2 * i);
-        __builtin_prefetch(first + 2 * i + ahead);
-        __builtin_prefetch(second + 2 * i + ahead);
+        prefetch(first + 2 * i, ahead);
+        prefetch(second + 2 * i, ahead);
         for (int q = 0; q < 4; q++) {
             __m512i key = _mm512_loadu_si512(keys + ROW_UNITS * q + i);
             a[q] = _mm512_add_epi32(a[q], _mm512_madd_epi16(u, key));
@@ -140,8 +141,8 @@ ALWAYS_INLINE void dot_two_rows(const uint8_t *first, const uint8_t *second, con
     for (size_t i = 0; i + LANES <= count; i += LANES) {
         __m256i u = load256(first + 2 * i), v = load256(second + 2 * i);
         if (i % (2 * LANES) == 0) {
-            __builtin_prefetch(first + 2 * i + ahead);
-            __builtin_prefetch(second + 2 * i + ahead);
+            prefetch(first + 2 * i, ahead);
+            prefetch(second + 2 * i, ahead);
         }
         for (int q = 0; q < 4; q++) {
             __m256i key = load256((const uint8_t *)(keys + ROW_UNITS * q + i));
@@ -209,8 +210,9 @@ ALWAYS_INLINE uint64_t differ_mask(const uint8_t *a, const uint8_t *b, int width
     return ~bits_of_bytes(same[0], same[1], same[2], same[3]);
 }
 
-ALWAYS_INLINE void dot_two_rows(const uint8_t *first, const uint8_t *second, const int16_t *keys, size_t count, size_t ahead,
+ALWAYS_INLINE void dot_two_rows(const uint8_t *first, const uint8_t *second, const int16_t *keys, size_t count, uintptr_t ahead,
                                 struct two_rows *sums) {
+    (void)ahead;
     int32x4_t a[4], b[4];
     for (int q = 0; q < 4; q++) a[q] = b[q] = vdupq_n_s32(0);
     for (size_t i = 0; i + 8 <= count; i += 8) {
@@ -261,8 +263,9 @@ ALWAYS_INLINE uint64_t differ_mask(const uint8_t *a, const uint8_t *b, int width
     return mask;
 }
 
-ALWAYS_INLINE void dot_two_rows(const uint8_t *first, const uint8_t *second, const int16_t *keys, size_t count, size_t ahead,
+ALWAYS_INLINE void dot_two_rows(const uint8_t *first, const uint8_t *second, const int16_t *keys, size_t count, uintptr_t ahead,
                                 struct two_rows *sums) {
+    (void)ahead;
     *sums = (struct two_rows){{0}, {0}};
     dot_tail(first, keys, 0, count, sums->first);
     dot_tail(second, keys, 0, count, sums->second);
