@@ -10,7 +10,7 @@ from hypothesis import given, settings, strategies as st
 
 import dcr_kernels as kernels
 from dcr_cli.checkpoint.header import DTYPES, Dtype
-from dcr_cli.delta.choice import ALLOWED, Allowed, Choice, StatesSample, choose
+from dcr_cli.delta.choice import ALLOWED, Allowed, Choice, StatesSample, _log2_times, choose
 from dcr_cli.delta.encoding import (
     Changed,
     Elements,
@@ -147,3 +147,21 @@ def test_the_choice_is_the_smallest() -> None:
     draft = compare_block(base, flipped, 0, DTYPES["I64"], context=True, gap=True).draft
     assert draft is not None
     assert choose([(draft, load)], DTYPES["I64"], ALLOWED["auto"], complete=True).encoding is Encoding.GAP_XOR
+
+
+@pytest.mark.parametrize("elements", [17, 40, 300])
+def test_a_block_that_nothing_makes_smaller_is_whole(elements: int) -> None:
+    """In a piece of its own, where `whole` needs neither table nor head."""
+    base, target = pair(1, elements, 1, 1.0, 120)
+    draft = compare_block(base, target, 0, DTYPES["U8"], context=True, gap=True).draft
+    assert draft is not None
+    sample = [(draft, lambda: (base, target))]
+    choices = [choose(sample, DTYPES["U8"], ALLOWED["auto"], complete=True, alone=alone) for alone in (False, True)]
+    assert choices[0].encoding is not Encoding.WHOLE
+    assert choices[1].encoding is Encoding.WHOLE
+
+
+def test_entropies_are_those_of_every_machine() -> None:
+    for x in (*range(2000), 2**31 - 1, 2**40 + 12345, 2**63):
+        exact = x * np.log2(np.float64(x)) * 256 if x else 0.0
+        assert 0 <= exact - _log2_times(x) <= 2.5 * x + exact * 2**-50

@@ -18,8 +18,10 @@ from dcr_cli.delta.huffman import HuffmanTable, build_table, table_bits
 from dcr_cli.delta.payload import CLASSES, DEFAULT_STATE, STATES_PER_CLASS
 
 SAMPLE_BLOCKS = 64
+# What the ends of a block's bit stream and section take, about.
+END_BITS = 16
 # floor(256 * log2((256 + i) / 256)), from exact integer powers.
-_LOG2_FRACTION = np.array([((256 + i) ** 256).bit_length() - 1 - 2048 for i in range(256)], np.int64)
+_LOG2_FRACTION: list[int] = [((256 + i) ** 256).bit_length() - 1 - 2048 for i in range(256)]
 
 Sample = Sequence[tuple[Draft, LoadBlock]]
 
@@ -49,16 +51,28 @@ ALLOWED = {
 }
 
 
-def choose(sample: Sample, dtype: Dtype, allowed: Allowed, *, complete: bool) -> Choice:
-    """Choose for a piece whose first changed blocks are `sample`; `complete` says that these are all it has."""
+def choose(sample: Sample, dtype: Dtype, allowed: Allowed, *, complete: bool, alone: bool = False) -> Choice:
+    """Choose for a piece whose first changed blocks are `sample`; `complete` says that these are all that changed, and
+    `alone` that the piece is this one block."""
+    coded_bits, choice = _choose_coded(sample, dtype, allowed, complete=complete)
+    if alone and allowed.context and allowed.gap:
+        # Plain planes are an upper bound of what `whole` takes: zstd, whose versions differ, decides nothing.
+        whole_bits = 8 * (1 + sample[0][0].elements * dtype.width)
+        if whole_bits <= coded_bits + END_BITS:
+            return Choice(Encoding.WHOLE, None)
+    return choice
+
+
+def _choose_coded(sample: Sample, dtype: Dtype, allowed: Allowed, *, complete: bool) -> tuple[int, Choice]:
+    """The smaller of `context` and `gap`, and the bits that it takes where there was a choice."""
     if allowed.whole:
-        return Choice(Encoding.WHOLE, None)
+        return 0, Choice(Encoding.WHOLE, None)
     if not allowed.gap:
-        return Choice(Encoding.CONTEXT, None)
+        return 0, Choice(Encoding.CONTEXT, None)
     context_bits = _context_bits([draft.context for draft, _ in sample]) if allowed.context else None
     # Positions alone are a lower bound of what `gap` takes: mostly it is enough to see that `context` is smaller.
     if context_bits is not None and context_bits <= sum(draft.gap_position_bits for draft, _ in sample):
-        return Choice(Encoding.CONTEXT, None)
+        return context_bits, Choice(Encoding.CONTEXT, None)
     best: tuple[int, Choice] | None = None
     for encoding in (Encoding.GAP_XOR, Encoding.GAP_OVERWRITE):
         counts = _symbol_counts(sample, encoding)
@@ -68,8 +82,8 @@ def choose(sample: Sample, dtype: Dtype, allowed: Allowed, *, complete: bool) ->
             best = bits, Choice(encoding, table)
     assert best is not None
     if context_bits is not None and context_bits <= best[0]:
-        return Choice(Encoding.CONTEXT, None)
-    return best[1]
+        return context_bits, Choice(Encoding.CONTEXT, None)
+    return best
 
 
 @dataclass(slots=True)
@@ -119,18 +133,17 @@ def _context_bits(drafts: Sequence[ContextDraft | None]) -> int:
         assert draft is not None
         stream_bytes += len(draft.stream)
         bins += draft.count_bins().astype(np.int64)
-    zeros, ones = bins[..., 0], bins[..., 1]
-    entropy = _log2_times(zeros + ones) - _log2_times(zeros) - _log2_times(ones)
-    return 8 * stream_bytes + int(entropy.sum()) // 256 + int(ones.sum())
+    # Of most states nothing was coded.
+    pairs = bins.reshape(-1, 2)
+    seen: list[tuple[int, int]] = pairs[pairs.any(axis=1)].tolist()
+    entropy = sum(_log2_times(zeros + ones) - _log2_times(zeros) - _log2_times(ones) for zeros, ones in seen)
+    return 8 * stream_bytes + entropy // 256 + sum(ones for _, ones in seen)
 
 
-def _log2_times(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+def _log2_times(x: int) -> int:
     """floor(256 * log2(x)) * x, 0 for 0, to eight bits of x."""
-    x = np.maximum(counts, 1)
-    bits = np.zeros_like(x)
-    for shift in (32, 16, 8, 4, 2, 1):
-        step = (x >> bits >> shift > 0) * shift
-        bits += step
-    mantissa = np.where(bits > 8, x >> np.maximum(bits - 8, 0), x << np.maximum(8 - bits, 0)) - 256
-    times: NDArray[np.int64] = (256 * bits + _LOG2_FRACTION[mantissa]) * counts
-    return times
+    bits = x.bit_length() - 1
+    if bits < 0:
+        return 0
+    mantissa: int = (x >> bits - 8 if bits > 8 else x << 8 - bits) - 256
+    return (256 * bits + _LOG2_FRACTION[mantissa]) * x

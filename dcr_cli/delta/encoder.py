@@ -120,7 +120,8 @@ class PieceEncoder:
     def _decide(self, *, complete: bool) -> None:
         assert self._dtype is not None
         sample = [(draft, load) for draft, load in self._held if draft is not None and load is not None]
-        self._choice = choose(sample, self._dtype, self._allowed, complete=complete)
+        alone = complete and len(self._held) == 1
+        self._choice = choose(sample, self._dtype, self._allowed, complete=complete, alone=alone)
         self._waiting.append(_Begin(self._choice))
         held, self._held = self._held, []
         for draft, load in held:

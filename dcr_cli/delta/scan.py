@@ -83,15 +83,18 @@ class _Side:
         do not fit the buffer."""
         spots = np.array([(tensor.shard, tensor.begin, tensor.bytes) for tensor in tensors], np.int64)
         shards, begins, sizes = spots.T
-        order = np.lexsort((begins, shards))
-        # A run of tensors ends where the next one is in another shard, or further away than a read is worth.
+        order = np.lexsort((sizes, begins, shards))
         ends = (begins + sizes)[order]
         is_first = np.ones(len(order), np.bool_)
-        is_first[1:] = (np.diff(shards[order]) != 0) | (begins[order][1:] - ends[:-1] > NEAR_BYTES)
-        firsts = np.flatnonzero(is_first)
-        starts, stops = begins[order][firsts], ends[np.append(firsts[1:], len(order)) - 1]
-        places = np.cumsum(stops - starts)
-        if places[-1] > len(self._buffer):
+        for near in (NEAR_BYTES, 0):
+            # A run of tensors ends where the next one is in another shard, or further away than a read is worth.
+            is_first[1:] = (np.diff(shards[order]) != 0) | (begins[order][1:] - ends[:-1] > near)
+            firsts = np.flatnonzero(is_first)
+            starts, stops = begins[order][firsts], ends[np.append(firsts[1:], len(order)) - 1]
+            places = np.cumsum(stops - starts)
+            if places[-1] <= len(self._buffer):
+                break
+        else:
             return None
         places -= stops - starts
         for shard, start, stop, place in zip(shards[order][firsts], starts, stops, places, strict=True):
@@ -137,8 +140,11 @@ class Scanner:
 
     def scan_all(self, parts: Sequence[Part]) -> list[Scanned]:
         """Scan parts one after the other; small tensors that lie close together on both sides, together."""
-        scanned = self._scan_together(parts) if len(parts) >= TOGETHER_PARTS else None
-        return scanned if scanned is not None else [self.scan(part) for part in parts]
+        found: list[Scanned] = []
+        for group in _groups(parts):
+            scanned = self._scan_together(group) if len(group) >= TOGETHER_PARTS else None
+            found += scanned if scanned is not None else [self.scan(part) for part in group]
+        return found
 
     def _scan_together(self, parts: Sequence[Part]) -> list[Scanned] | None:
         """Scan parts that are whole small tensors with two sides; None where they are not that."""
@@ -146,7 +152,7 @@ class Scanner:
         targets = [part.target for part in parts if part.target is not None]
         if len(bases) != len(parts) or len(targets) != len(parts):
             return None
-        if any(tensor.bytes > BLOCK_BYTES // 2 for tensor in targets):
+        if any(part.elements < part.tensor.elements for part in parts):
             return None
         old, new = self._sides.base.read_together(bases), self._sides.target.read_together(targets)
         if old is None or new is None:
@@ -199,6 +205,20 @@ class Scanner:
         """Whether a tensor that has a base is coded whole, whatever changed in it."""
         allowed = self._allowed
         return allowed.whole or (allowed.context and allowed.gap and tensor.bytes <= WHOLE_BYTES)
+
+
+def _groups(parts: Sequence[Part]) -> Iterator[list[Part]]:
+    """Cut parts, in order, into groups that fit a buffer, if they are small."""
+    group: list[Part] = []
+    size = 0
+    for part in parts:
+        if group and size + part.bytes > BLOCK_BYTES:
+            yield group
+            group, size = [], 0
+        group.append(part)
+        size += part.bytes
+    if group:
+        yield group
 
 
 def digest_part(reader: Reader, part: Part) -> NDArray[np.uint32]:
