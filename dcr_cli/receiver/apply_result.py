@@ -89,7 +89,7 @@ def done(
         already=False,
         recovered=recovered,
         dry_run=dry_run,
-        exact=plan.is_exact,
+        exact=plan.ends_exact,
         changed_tensors=sum(bool(row.pieces) or row.source != row.name for row in job.target.rows),
         kept_shards=actions.count(Action.KEEP),
         patched_shards=actions.count(Action.PATCH),

@@ -25,7 +25,7 @@ from dcr_cli.delta.manifest import FileRow, TensorRow
 from dcr_cli.delta.payload import PayloadReader, split_run
 from dcr_cli.errors import ConflictError, DamagedError, WrongBaseError
 from dcr_cli.receiver.passes import Digests, run_pass
-from dcr_cli.receiver.plan import IN_ORDER, Base, NewShard, Plan, make_plan, shard_of_tensors
+from dcr_cli.receiver.plan import IN_ORDER, Base, NewShard, Plan, check_files, make_plan, shard_of_tensors
 from dcr_cli.receiver.tasks import ShardWork, Source
 
 Progress = Callable[[str, int, int], None]
@@ -95,8 +95,13 @@ class Job:
         self.is_copy = (self.source_of >= 0) & np.array([not row.pieces for row in target.rows], bool)
 
     def plan(self, *, is_exact: bool, in_place: bool) -> Plan:
-        """Plan the change; `is_exact`: to the target's own shards, which needs the base's own files."""
+        """Plan the change; `is_exact`: to the target's own shards, which needs the base's own files.
+
+        Raises WrongBaseError if the files of another receiver cannot become the target's.
+        """
         manifest, rows = self.target.delta.manifest, self.target.rows
+        if not is_exact:
+            check_files(self.base, manifest, self.what)
         plan = make_plan(self.base, manifest, rows, self._target_header if is_exact else None, in_place=in_place)
         if is_exact:
             self._check_weight_map(plan)

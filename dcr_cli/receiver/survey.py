@@ -18,7 +18,7 @@ from dcr_cli.delta.manifest import Manifest
 from dcr_cli.durable import Folder, open_folder
 from dcr_cli.errors import DamagedError, NotFoundError, WrongBaseError
 from dcr_cli.receiver.job import Job, Sums, Target, content_of, sums_of, wrong_base
-from dcr_cli.receiver.plan import Base, check_tensors, match_files
+from dcr_cli.receiver.plan import Base, check_tensors, lacks_weight_map, match_files
 from dcr_cli.receiver.record import Record, read_record, record_folder
 
 
@@ -138,14 +138,17 @@ def judge(found: Survey, job: Job, sums: Sums) -> bool:
 
 
 def _lacking(files: Sequence[FileDigest], manifest: Manifest, skip: Sequence[str]) -> list[str]:
-    """The target's sidecars that are not among some files as they should be, whether or not the delta carries them.
+    """The target's sidecars that are not among some files as they should be, whether or not the delta carries them, and
+    its weight map, if there are several shards without one.
 
     What `skip` leaves out is not looked for.
     """
     held = {file.path: file.blake3 for file in files if file.kind == SIDECAR}
     skipped = Patterns(skip)
     wanted = [row for row in manifest.files if row.kind == SIDECAR and not skipped.match(row.path)]
-    return [row.path for row in wanted if held.get(row.path) != row.blake3]
+    lacking = [row.path for row in wanted if held.get(row.path) != row.blake3]
+    weight_map = lacks_weight_map(files, manifest)
+    return [weight_map, *lacking] if weight_map is not None else lacking
 
 
 def _left(files: Sequence[FileDigest], manifest: Manifest) -> list[str]:
