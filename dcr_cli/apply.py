@@ -21,10 +21,9 @@ from dcr_cli.receiver.beside import ASIDE, apply_aside, apply_to
 from dcr_cli.receiver.change import IN_PLACE, REPLACE, Change
 from dcr_cli.receiver.job import Job, Progress, Target, sums_of
 from dcr_cli.receiver.receiver import Marker, Receiver
-from dcr_cli.receiver.record import renew_record
 from dcr_cli.receiver.rehearsal import rehearse_aside, rehearse_change, rehearse_to
-from dcr_cli.receiver.sidecars import identities_now
-from dcr_cli.receiver.survey import Survey, is_there_already, look_at, open_root
+from dcr_cli.receiver.sidecars import identities_now, leave_record
+from dcr_cli.receiver.survey import is_there_already, look_at, open_root
 from dcr_cli.work import default_jobs
 
 __all__ = ["MODES", "ApplyResult", "apply"]
@@ -83,15 +82,14 @@ def apply(
 def _change(receiver: Receiver, target: Target, mode: str, skip: Sequence[str]) -> ApplyResult:
     root = receiver.root
     found, job = look_at(root, target, skip)
-    if is_there_already(found, job):
-        _renew_record(receiver, found, job)
-        return nothing_done(
-            str(root.path), mode, job, exact=found.has_target_files, foreign=found.foreign, dry_run=False
-        )
-    plan = job.plan(is_exact=found.is_base, in_place=mode == IN_PLACE)
-    change = Change(receiver, job, plan)
-    if change.carry_out(found, mode, target.delta.commit_blake3):
-        _renew_record(receiver, found, job)
+    is_there = is_there_already(found, job)
+    if not is_there:
+        plan = job.plan(is_exact=found.is_base, in_place=mode == IN_PLACE)
+        change = Change(receiver, job, plan)
+        is_there = change.carry_out(found, mode, target.delta.commit_blake3)
+    if is_there:
+        files = found.files_at_target(target.delta.manifest)
+        leave_record(receiver, job, files, is_trusted=found.known is not None)
         return nothing_done(
             str(root.path), mode, job, exact=found.has_target_files, foreign=found.foreign, dry_run=False
         )
@@ -104,13 +102,6 @@ def _change(receiver: Receiver, target: Target, mode: str, skip: Sequence[str]) 
         bytes_written=change.bytes_written,
         foreign=found.foreign,
     )
-
-
-def _renew_record(receiver: Receiver, found: Survey, job: Job) -> None:
-    """Let the next run trust a receiver at the target, whose record did not count, so that all of it was read."""
-    if found.known is None:
-        content = job.target.delta.commit.target.content
-        renew_record(receiver.root, receiver.home, content, found.base.files, job.identities)
 
 
 def _finish(receiver: Receiver, target: Target, marker: Marker) -> ApplyResult:

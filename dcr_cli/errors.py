@@ -97,6 +97,16 @@ _HINTS = {
 }
 
 
+def size(count_bytes: int) -> str:
+    """Write a number of bytes with three significant digits."""
+    number, unit = float(count_bytes), "B"
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if number < 999.5 or unit == "TB":
+            break
+        number /= 1000
+    return f"{count_bytes} B" if unit == "B" else f"{number:.3g} {unit}" if number < 999.5 else f"{number:.0f} {unit}"
+
+
 def one_line(text: str) -> str:
     """Escape what would break a line, move a cursor or fail to encode; everything printable stays."""
     if text.isascii() and text.isprintable():

@@ -989,9 +989,32 @@ class TestRoom:
         base, _, delta = tiny
         monkeypatch.setattr(places, "free_bytes", lambda folder: 1000)
         for way in WAYS:
-            with pytest.raises(LocalError, match=r"needs \d+ bytes of room, 1000 are free"):
+            with pytest.raises(
+                LocalError, match=r"needs \S+ MB of room \([\d,]+ bytes\), 1 kB are free \(1,000 bytes\)"
+            ):
                 apply_by(way, delta, base, tmp_path / "work")
             check_untouched(tmp_path / "work/receiver", tree(base), names_below(base))
+
+    @pytest.mark.parametrize("way", WAYS)
+    def test_a_dry_run_says_what_a_run_demands(
+        self, rich_pair: tuple[Path, Path, Path], tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        base, target, delta = rich_pair
+        receiver = fresh_copy(base, tmp_path / "receiver")
+        (tmp_path / "link").symlink_to("receiver")
+        checkpoint = tmp_path / "link" if way == "aside" else receiver
+        to, mode = (tmp_path / "out", "replace") if way == "to" else (None, way)
+        needed = apply(delta, checkpoint, to=to, mode=mode, dry_run=True).room_bytes
+        for free in (needed - 1, needed):
+            monkeypatch.setattr(places, "free_bytes", lambda folder, free=free: free)
+            for dry_run in (True, False):
+                if free < needed:
+                    with pytest.raises(LocalError, match=rf"\({needed:,} bytes\)"):
+                        apply(delta, checkpoint, to=to, mode=mode, dry_run=dry_run)
+                else:
+                    result = apply(delta, checkpoint, to=to, mode=mode, dry_run=dry_run)
+        assert result.room_bytes == needed
+        assert tree(Path(result.checkpoint)) == tree(target)
 
     @pytest.mark.parametrize("mode", ["replace", "in-place"])
     def test_one_shard_after_the_other(self, tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,15 @@ from dcr_cli.apply import apply
 from dcr_cli.checkpoint.checkpoint import open_checkpoint
 from dcr_cli.checkpoint.digest import State
 from dcr_cli.durable import open_folder
-from dcr_cli.errors import ConflictError, DamagedError, DcrError, IncompleteError, LocalError, WrongBaseError
+from dcr_cli.errors import (
+    ConflictError,
+    DamagedError,
+    DcrError,
+    IncompleteError,
+    LocalError,
+    NotFoundError,
+    WrongBaseError,
+)
 from dcr_cli.locking import lock
 from dcr_cli.process import Stopped, signals_raised
 from dcr_cli.receiver.receiver import Marker, Receiver, decode_marker, encode_marker
@@ -61,6 +69,69 @@ def in_child(run: Callable[[], object]) -> int:
         finally:
             os._exit(code)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+class TestRecordOfWhatIsThereAlready:
+    """A checkpoint that an apply finds at the target gets the record that the apply would have left."""
+
+    @pytest.fixture(params=["replace", "in-place", "aside"])
+    def copy(self, request: pytest.FixtureRequest, tiny: Folders, tmp_path: Path) -> tuple[str, Path, Path]:
+        """A way, a full copy of the target, and what an apply is given to find it."""
+        _, target, _ = tiny
+        folder = fresh_copy(target, tmp_path / "copy")
+        (tmp_path / "link").symlink_to("copy")
+        return request.param, folder, tmp_path / "link" if request.param == "aside" else folder
+
+    def test_verify_needs_nothing_else(self, tiny: Folders, copy: tuple[str, Path, Path]) -> None:
+        mode, folder, checkpoint = copy
+        (folder / "mine.txt").write_text("mine")
+        with pytest.raises(NotFoundError) as error:
+            verify(folder)
+        assert "--delta DELTA" in str(error.value.hint)
+        assert apply(tiny[2], checkpoint, mode=mode, dry_run=True).already
+        assert ".dcr" not in os.listdir(folder)
+        assert apply(tiny[2], checkpoint, mode=mode).foreign == ("mine.txt",)
+        assert verify(folder, skip=["mine.txt"]).matches
+        names = names_below(folder)
+        before = {path: path.stat().st_mtime_ns for path in (folder / ".dcr").iterdir() if path.name != "lock"}
+        os.utime(folder / "config.json")
+        assert apply(tiny[2], checkpoint, mode=mode).already
+        assert names_below(folder) == names
+        assert before.keys() == {path for path in (folder / ".dcr").iterdir() if path.name != "lock"}
+        with (folder / "config.json").open("ab") as file:
+            file.write(b" ")
+        assert [sidecar.path for sidecar in verify(folder, skip=["mine.txt"]).sidecars] == ["config.json"]
+
+    def test_where_it_cannot_be_written_there_is_none(self, tiny: Folders, copy: tuple[str, Path, Path]) -> None:
+        mode, folder, checkpoint = copy
+
+        def refuse(kind: str, path: str, other: str) -> None:
+            if "state." in path:
+                raise LocalError(path, "cannot be written")
+
+        with watching(refuse):
+            assert apply(tiny[2], checkpoint, mode=mode).already
+        assert ".dcr" not in os.listdir(folder)
+
+    def test_stopped_at_any_step(self, tiny: Folders, copy: tuple[str, Path, Path]) -> None:
+        mode, folder, checkpoint = copy
+        for last in count(1):
+            fresh_copy(tiny[1], folder)
+            steps = count(1)
+
+            def stop(kind: str, path: str, other: str, steps: Iterator[int] = steps, last: int = last) -> None:
+                if next(steps) >= last:
+                    raise StoppedError
+
+            with watching(stop), suppress(StoppedError):
+                apply(tiny[2], checkpoint, mode=mode)
+                break
+            with suppress(NotFoundError):
+                assert verify(folder).matches
+            assert apply(tiny[2], checkpoint, mode=mode).already
+            assert verify(folder).matches
+            assert tree(folder) == tree(tiny[1])
+        assert last > 10
 
 
 class TestLock:

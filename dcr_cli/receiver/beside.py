@@ -28,12 +28,13 @@ from dcr_cli.receiver.carry import (
     remove_known,
     unknown_files,
 )
-from dcr_cli.receiver.fresh import Fresh, room_of_fresh
+from dcr_cli.receiver.fresh import Fresh, room_for_fresh
 from dcr_cli.receiver.job import Job, Target
 from dcr_cli.receiver.link import Link, check_still, is_made_for, is_used_otherwise, read_link, turn
 from dcr_cli.receiver.places import changed_paths, check_changeable, check_lengths
 from dcr_cli.receiver.plan import Plan
 from dcr_cli.receiver.receiver import LOCK, MARKER, Receiver, decode_marker
+from dcr_cli.receiver.sidecars import leave_record
 from dcr_cli.receiver.survey import Survey, is_there_already, judge, look_at, open_root
 
 TO, ASIDE = "to", "aside"
@@ -66,7 +67,7 @@ def done_to(out: Path, found: Survey, job: Job, plan: Plan, *, bytes_written: in
     paths = [shard.path for shard in plan.shards] + [row.path for row in job.target.delta.manifest.files]
     foreign = found.foreign
     result = done(str(out), TO, job, plan, files=paths, bytes_written=bytes_written, foreign=foreign, dry_run=dry_run)
-    return replace(result, room_bytes=room_of_fresh(plan, links=False))
+    return replace(result, room_bytes=room_for_fresh(plan, links=False))
 
 
 def apply_aside(path: Path, target: Target, skip: Sequence[str], *, keep_previous: bool) -> ApplyResult:
@@ -88,6 +89,8 @@ def apply_aside(path: Path, target: Target, skip: Sequence[str], *, keep_previou
         built = _Move(old, parent, link).build(found, job, plan) if plan is not None else None
         if plan is None or built is None:
             is_exact = found.has_target_files
+            own = found.files_at_target(target.delta.manifest)
+            leave_record(old, job, own, is_trusted=found.known is not None)
             result = nothing_done(str(path), ASIDE, job, exact=is_exact, foreign=found.foreign, dry_run=False)
             return replace(result, previous=kept, not_carried=tuple(not_carried))
         name, written = built
@@ -114,7 +117,7 @@ def apply_aside(path: Path, target: Target, skip: Sequence[str], *, keep_previou
         result = done(
             str(path), ASIDE, job, plan, files=files, bytes_written=written, foreign=found.foreign, previous=kept
         )
-        return replace(result, not_carried=(*not_carried, *left), room_bytes=room_of_fresh(plan, links=True))
+        return replace(result, not_carried=(*not_carried, *left), room_bytes=room_for_fresh(plan, links=True))
 
 
 def check_beside(link: Link, parent: Folder, above: Folder, target: Target) -> None:

@@ -25,7 +25,7 @@ from dcr_cli.receiver.beside import (
     stays,
 )
 from dcr_cli.receiver.change import IN_PLACE
-from dcr_cli.receiver.fresh import check_fresh, room_of_fresh
+from dcr_cli.receiver.fresh import check_fresh, room_for_fresh
 from dcr_cli.receiver.job import Job, Target, whole_work
 from dcr_cli.receiver.link import read_link
 from dcr_cli.receiver.places import changed_paths, check_changeable, check_plan
@@ -100,7 +100,7 @@ def rehearse_aside(path: Path, target: Target, skip: Sequence[str], *, keep_prev
             dry_run=True,
             previous=None if goes else link.folder,
         )
-        return replace(result, room_bytes=room_of_fresh(plan, links=True))
+        return replace(result, room_bytes=room_for_fresh(plan, links=True))
 
 
 def _try(found: Survey, job: Job, plan: Plan) -> bool:

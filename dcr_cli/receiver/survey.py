@@ -40,6 +40,13 @@ class Survey:
     has_target_files: bool
     foreign: tuple[str, ...]
 
+    def files_at_target(self, manifest: Manifest) -> list[FileDigest]:
+        """The files of a receiver that is at the target: the target's, or all of those beside its own shards."""
+        if not self.has_target_files:
+            return list(self.base.files)
+        paths = {row.path for row in manifest.files}
+        return [file for file in self.base.files if file.path in paths]
+
 
 def open_root(path: str | os.PathLike[str]) -> Folder:
     """Open the folder of a receiver; NotFoundError if there is none."""

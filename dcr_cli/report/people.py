@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING
 
+from dcr_cli.errors import size
+
 if TYPE_CHECKING:
     from dcr_cli.checkpoint.digest import State
     from dcr_cli.diff import DiffResult
@@ -40,16 +42,6 @@ def render(lines: Iterable[Line], stream: IO[str] | None) -> str:
     for line in lines:
         console.print(Text(line.text, style=line.style))
     return page.getvalue()
-
-
-def size(count_bytes: int) -> str:
-    """Write a number of bytes with three significant digits."""
-    number, unit = float(count_bytes), "B"
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if number < 999.5 or unit == "TB":
-            break
-        number /= 1000
-    return f"{count_bytes} B" if unit == "B" else f"{number:.3g} {unit}" if number < 999.5 else f"{number:.0f} {unit}"
 
 
 def share(part: int, whole: int) -> str:
