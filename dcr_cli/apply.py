@@ -6,28 +6,31 @@ new folder.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from dcr_cli.checkpoint.folder import scan
-from dcr_cli.checkpoint.in_progress import command_to_finish
+from dcr_cli.checkpoint.folder import Identity, identity_of, scan
+from dcr_cli.checkpoint.in_progress import STATE_FOLDER, command_to_finish, is_incomplete
 from dcr_cli.checkpoint.names import shown
 from dcr_cli.delta.delta import open_delta
 from dcr_cli.delta.payload import PayloadReader
 from dcr_cli.durable import Folder
-from dcr_cli.errors import IncompleteError, UsageError
+from dcr_cli.errors import IncompleteError, LocalError, UsageError
 from dcr_cli.receiver.apply_result import ApplyResult, done, nothing_done
 from dcr_cli.receiver.beside import ASIDE, apply_aside, apply_to
 from dcr_cli.receiver.change import IN_PLACE, REPLACE, Change
 from dcr_cli.receiver.job import Job, Progress, Target, sums_of
 from dcr_cli.receiver.receiver import Marker, Receiver
-from dcr_cli.receiver.rehearsal import rehearse_aside, rehearse_change, rehearse_to
+from dcr_cli.receiver.record import STATE_NAME
+from dcr_cli.receiver.rehearsal import find_there, rehearse_aside, rehearse_change, rehearse_to
 from dcr_cli.receiver.sidecars import identities_now, leave_record
 from dcr_cli.receiver.survey import is_there_already, look_at, open_root
 from dcr_cli.work import default_jobs
 
 __all__ = ["MODES", "ApplyResult", "apply"]
 
+Stamp = tuple[str, Identity | None]
 MODES = (REPLACE, IN_PLACE, ASIDE)
 
 
@@ -55,7 +58,7 @@ def apply(
     """
     _check_arguments(mode, jobs, is_apart=to is not None, keep_previous=keep_previous)
     _check_apart(Path(delta), Path(checkpoint), Path(to) if to is not None else None)
-    opened = open_delta(delta)
+    opened = open_delta(delta, if_checkpoint="the delta comes first: dcr apply DELTA CHECKPOINT")
     with PayloadReader(opened.folder, opened.manifest.payloads) as payloads:
         threads = jobs or default_jobs()
         payloads.verify_all(threads)
@@ -71,12 +74,21 @@ def apply(
             return apply_to(Path(checkpoint), Path(to), target, skip)
         if mode == ASIDE:
             return apply_aside(Path(checkpoint), target, skip, keep_previous=keep_previous)
-        with open_root(checkpoint) as root, Receiver(root) as receiver:
-            marker = receiver.read_marker()
-            if marker is not None:
-                return _finish(receiver, target, marker)
-            receiver.clear()
-            return _change(receiver, target, mode, skip)
+        with open_root(checkpoint) as root:
+            try:
+                receiver = Receiver(root)
+            except LocalError:
+                # Where nothing can be changed, nothing has to be if it is at the target.
+                found = find_there(root, target, mode, skip)
+                if found is None:
+                    raise
+                return found
+            with receiver:
+                marker = receiver.read_marker()
+                if marker is not None:
+                    return _finish(receiver, target, marker)
+                receiver.clear()
+                return _change(receiver, target, mode, skip)
 
 
 def _change(receiver: Receiver, target: Target, mode: str, skip: Sequence[str]) -> ApplyResult:
@@ -142,6 +154,28 @@ def check_same_delta(root: Folder, target: Target, marker: Marker) -> None:
         raise IncompleteError(str(root.path), facts, hint=f"finish it first: {command}")
 
 
+def stamp_of(checkpoint: str | Path) -> Stamp:
+    """What `left_by_stop` needs to know of a checkpoint as it was."""
+    home = os.path.join(os.path.realpath(checkpoint), STATE_FOLDER)
+    try:
+        return home, identity_of(os.stat(os.path.join(home, STATE_NAME)))
+    except OSError:
+        return home, None
+
+
+def left_by_stop(checkpoint: str | Path, before: Stamp) -> str:
+    """Say how an apply to `checkpoint` that was stopped has left it: as it was, incomplete, or done all the same.
+
+    A record is written when all else is, and before the mark of a change goes.
+    """
+    try:
+        if is_incomplete(checkpoint):
+            return f"{checkpoint} is incomplete now"
+    except LocalError:
+        return f"whether {checkpoint} is incomplete now cannot be told"
+    return f"{checkpoint} is {'as it was' if stamp_of(checkpoint) == before else 'at the target'}"
+
+
 def _check_arguments(mode: str, jobs: int | None, *, is_apart: bool, keep_previous: bool) -> None:
     if mode not in MODES:
         raise UsageError("mode", f"one of {', '.join(MODES)} expected, found {mode!r}")
@@ -158,6 +192,8 @@ def _check_apart(delta: Path, checkpoint: Path, to: Path | None) -> None:
     places = {"delta": delta.resolve(), "checkpoint": checkpoint.resolve()}
     if to is not None:
         places["output"] = to.resolve()
+        if places["output"] == places["checkpoint"]:
+            raise UsageError(str(to), "is the checkpoint itself", hint="leave out --to to change it where it is")
     for name, place in places.items():
         for other, around in places.items():
             if name != other and (place == around or around in place.parents):

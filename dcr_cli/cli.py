@@ -55,6 +55,7 @@ class Session:
     options: Options
     started: float = field(default_factory=time.monotonic)
     text: str = ""  # What to print when there is no work: a help page, the version.
+    left_by_stop: Callable[[], str] | None = None  # Says what a stop has left, once there is something to say.
 
     @property
     def jobs(self) -> int:
@@ -132,7 +133,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with process.signals_raised():
             return _run(given, session)
     except BaseException as error:
-        return session.fail(process.explain(error))
+        return session.fail(process.explain(error, session.left_by_stop))
 
 
 def _run(given: list[str], session: Session) -> int:
@@ -332,9 +333,10 @@ def apply(
         raise UsageError("apply", f"{' and '.join(chosen)} exclude each other", hint="dcr apply --help")
     if keep_previous and not aside:
         raise UsageError("apply", "--keep-previous needs --aside", hint="dcr apply --help")
-    from dcr_cli.apply import apply as run
+    from dcr_cli.apply import apply as run, left_by_stop, stamp_of
     from dcr_cli.report import people
 
+    session.left_by_stop = functools.partial(left_by_stop, checkpoint, stamp_of(checkpoint))
     with session.progress() as progress:
         result = run(
             _path(delta, "DELTA"),

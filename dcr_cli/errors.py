@@ -82,14 +82,18 @@ class HookError(DcrError):
     exit_code = 10
 
 
+# The hint for what the system forbids.
+MAY_NOT = "run as a user who may, or have its mode changed"
+
+
 def hint_of(error: OSError) -> str | None:
     """What to do about what the system refuses, where that is not plain from its own words."""
     return _HINTS.get(error.errno or 0)
 
 
 _HINTS = {
-    errno.EACCES: "run as a user who may, or have its mode changed",
-    errno.EPERM: "run as a user who may, or have its mode changed",
+    errno.EACCES: MAY_NOT,
+    errno.EPERM: MAY_NOT,
     errno.EROFS: "its file system is mounted read-only; choose another place",
     errno.EMFILE: "raise the limit of open files: ulimit -n",
     errno.EIO: "the disk fails; see the system's log",

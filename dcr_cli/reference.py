@@ -35,7 +35,7 @@ class Reference:
 
 def reference_of_delta(folder: str | Path) -> Reference:
     """The target of the delta in `folder`."""
-    delta = open_delta(folder)
+    delta = open_delta(folder, if_checkpoint="compare with a checkpoint by --against")
     return Reference(
         name=f"target of delta {folder}",
         tensors={row.name: ReferenceTensor(row.dtype, row.shape, digest) for row, digest in delta.tensors()},

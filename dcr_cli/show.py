@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,7 +79,8 @@ def show(delta: str | Path, *, jobs: int | None = None, progress: Progress | Non
 
     Raises NotFoundError, DamagedError, UnsupportedError.
     """
-    opened = open_delta(delta)
+    inspect = f"dcr inspect {shlex.quote(str(delta))} says what a checkpoint holds"
+    opened = open_delta(delta, if_checkpoint=inspect)
     total = opened.commit.payload_bytes
     done = 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import os
 import pty
@@ -21,8 +22,11 @@ from typing import Any
 import pytest
 
 from dcr_cli import __version__, process
+from dcr_cli.checkpoint.checkpoint import open_checkpoint
 from dcr_cli.cli import COMMANDS, main
-from dcr_cli.errors import DamagedError
+from dcr_cli.errors import DamagedError, IncompleteError
+from faults import watching
+from receivers import fresh_copy, tree
 from strategies import INDEX, tensor_of, with_changes, write_checkpoint
 
 ESCAPE = "\x1b"
@@ -151,6 +155,30 @@ def test_version(run: Run) -> None:
 def test_verbose_says_which_kernels_are_used(run: Run, tiny_pair: tuple[Path, Path]) -> None:
     ran = run("verify", tiny_pair[0], "--against", tiny_pair[0], "-v", "-j", "3")
     assert re.search(r"^kernels: (native|reference) \(.+\)$", ran.err, re.MULTILINE) and "jobs: 3" in ran.err
+
+
+def test_hints_fit_the_command(run: Run, tiny_pair: tuple[Path, Path], delta: Path) -> None:
+    base, target = tiny_pair
+    assert is_failure(run("show", base), 3, "is a checkpoint", f"dcr inspect {base}")
+    assert is_failure(run("verify", base, "--delta", target), 3, "is a checkpoint", "by --against")
+    assert is_failure(run("apply", base, target), 3, "is a checkpoint", "dcr apply DELTA CHECKPOINT")
+    assert is_failure(run("apply", delta, base, "--to", base), 2, "the checkpoint itself", "leave out --to")
+    assert is_failure(run("inspect", base / "none"), 3, "no such folder", "spelling")
+    assert is_failure(run("apply", delta, base / "none"), 3, "no such folder", "spelling")
+
+
+def test_hints_for_damage(run: Run, tiny_pair: tuple[Path, Path], delta: Path) -> None:
+    base, target = tiny_pair
+    (base / "notes.txt").symlink_to("nothing")
+    assert is_failure(run("inspect", base), 4, "leads to no file", "--skip 'notes.txt'")
+    (base / "notes.txt").unlink()
+    (base / INDEX).write_text("{")
+    assert is_failure(run("inspect", base), 4, "is not valid JSON", "copy or download it again")
+    shard = next(target.glob("*.safetensors"))
+    shard.write_bytes(b"1234")
+    assert is_failure(run("inspect", target), 4, "too few for a safetensors file", "copy or download it again")
+    (delta / "commit.json").write_text("{")
+    assert is_failure(run("show", delta), 4, "is not valid JSON", "copy")
 
 
 # diff
@@ -617,6 +645,42 @@ def test_signals(number: signal.Signals, code: int, tiny_pair: tuple[Path, Path]
         _, told = child.communicate(timeout=30)
     assert child.returncode == code and time.monotonic() - begin < 20
     assert told.splitlines()[0] == f"dcr: stopped: by signal {number.name}".encode()
+
+
+@pytest.mark.parametrize("way", ["replace", "--in-place", "--aside", "--to"])
+def test_a_stop_says_what_it_has_left(
+    way: str, run: Run, tiny_pair: tuple[Path, Path], delta: Path, tmp_path: Path
+) -> None:
+    """As it was, incomplete, or at the target: whatever the step."""
+    work = tmp_path / "work"
+    work.mkdir()
+    checkpoint = work / ("link" if way == "--aside" else "receiver")
+    options = {"replace": [], "--to": ["--to", work / "out"]}.get(way, [way])
+    said = set()
+    for last in itertools.count(1, 4):
+        shutil.rmtree(work)
+        fresh_copy(tiny_pair[0], work / "receiver")
+        (work / "link").symlink_to("receiver")
+        steps = itertools.count(1)
+
+        def stop(kind: str, path: str, other: str, steps: Iterator[int] = steps, last: int = last) -> None:
+            if next(steps) >= last:
+                raise process.Stopped(signal.SIGTERM)
+
+        with watching(stop):
+            ran = run("apply", delta, checkpoint, *options, "-j", "1")
+        if ran.code == 0:
+            break
+        assert ran.code == 143
+        try:
+            open_checkpoint(checkpoint)
+            left = "as it was" if tree(checkpoint) == tree(tiny_pair[0]) else "at the target"
+        except IncompleteError:
+            left = "incomplete now"
+        assert ran.err.splitlines()[0] == f"dcr: stopped: by signal SIGTERM; {checkpoint} is {left}"
+        said.add(left)
+    assert "as it was" in said
+    assert ("incomplete now" in said) == (way in ("replace", "--in-place"))
 
 
 @pytest.mark.parametrize("module", ["dcr_cli.cli", "typer", "dcr_cli.process", "dcr_cli.inspect", "numpy"])

@@ -68,7 +68,7 @@ def scan(
             if entry.name.startswith(".") or skipped.match(path):
                 continue
             try:
-                status = _status_of(entry)
+                status = _status_of(entry, path)
             except DamagedError:
                 if strangers is None or path.endswith(must_be_files):
                     raise
@@ -102,12 +102,13 @@ def _list(folder: Path) -> list[os.DirEntry[str]]:
         raise LocalError(str(folder), f"cannot be listed: {error.strerror}", hint=hint_of(error)) from error
 
 
-def _status_of(entry: os.DirEntry[str]) -> os.stat_result:
+def _status_of(entry: os.DirEntry[str], path: str) -> os.stat_result:
     try:
         return entry.stat()
     except OSError as error:
         if entry.is_symlink():
-            raise DamagedError(entry.path, f"is a link that leads to no file: {error.strerror}") from error
+            hint = f"put the file there that it leads to, or {skip_hint(pattern_of(path))}"
+            raise DamagedError(entry.path, f"is a link that leads to no file: {error.strerror}", hint=hint) from error
         if isinstance(error, FileNotFoundError):
             raise ConflictError(entry.path, "changed while reading: it is gone", hint=AT_REST) from error
         raise LocalError(entry.path, f"cannot be read: {error.strerror}", hint=hint_of(error)) from error

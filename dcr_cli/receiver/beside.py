@@ -7,6 +7,7 @@ incomplete, and removed by the next.
 from __future__ import annotations
 
 import os
+import shlex
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -14,8 +15,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dcr_cli.checkpoint.in_progress import IN_PROGRESS, MAX_MARKER_BYTES, STATE_FOLDER, command_to_finish
+from dcr_cli.checkpoint.names import shown
 from dcr_cli.durable import PRIVATE_FOLDER_MODE, Folder, open_folder
-from dcr_cli.errors import ConflictError, DcrError, IncompleteError, WrongBaseError
+from dcr_cli.errors import ConflictError, DcrError, IncompleteError, LocalError, WrongBaseError
 from dcr_cli.locking import lock
 from dcr_cli.receiver.apply_result import ApplyResult, done, nothing_done
 from dcr_cli.receiver.carry import (
@@ -45,7 +47,7 @@ _PREVIOUS_LIMIT = 1 << 30
 def apply_to(checkpoint: Path, out: Path, target: Target, skip: Sequence[str]) -> ApplyResult:
     """Build the target in `out`, which must not exist or be an empty folder; `checkpoint` is only read."""
     out = Path(os.path.abspath(out))
-    with open_root(checkpoint) as source, open_folder(out.parent) as parent:
+    with open_root(checkpoint) as source, open_parent(out) as parent:
         check_free(parent, out.name)
         found, job = look_at(source, target, skip)
         if is_there_already(found, job):
@@ -61,6 +63,14 @@ def apply_to(checkpoint: Path, out: Path, target: Target, skip: Sequence[str]) -
             parent.rename(partial, parent, out.name)
             parent.sync()
         return done_to(out, found, job, plan, bytes_written=fresh.bytes_written, dry_run=False)
+
+
+def open_parent(out: Path) -> Folder:
+    """Open the folder that `out` is to be built in; LocalError if there is none."""
+    if not out.parent.exists():
+        hint = f"mkdir -p {shlex.quote(str(out.parent))}"
+        raise LocalError(str(out), f"there is no folder {shown(str(out.parent))}", hint=hint)
+    return open_folder(out.parent)
 
 
 def done_to(out: Path, found: Survey, job: Job, plan: Plan, *, bytes_written: int, dry_run: bool) -> ApplyResult:
@@ -80,7 +90,7 @@ def apply_aside(path: Path, target: Target, skip: Sequence[str], *, keep_previou
         folder = old.root.path
         kept, not_carried = _remove_previous(old, parent, link)
         _remove_unfinished(parent, link)
-        found, job = look_at(old.root, target, skip)
+        found, job = look_at(old.root, target, skip, what=str(path))
         is_there = is_there_already(found, job)
         if not is_there:
             with open_folder(path.parent) as above:

@@ -30,6 +30,8 @@ from dcr_cli.receiver.tasks import ShardWork, Source
 
 Progress = Callable[[str, int, int], None]
 Sums = NDArray[np.uint32]
+# Of a digest, where people compare two of them.
+_SHOWN_DIGITS = 16
 
 
 class Target:
@@ -235,9 +237,9 @@ def wrong_base(job: Job, sums: Sums) -> WrongBaseError:
     # Of a tensor that the delta only copies, the digest must be the target's.
     copies = np.flatnonzero(job.is_copy)
     wrong = copies[(sums[job.source_of[copies]] != job.target.sums[copies]).any(axis=1)]
-    expected = job.target.delta.commit.base.content.hex()
+    expected = job.target.delta.commit.base.content.hex()[:_SHOWN_DIGITS]
     facts = f"is not the base of this delta: expected content blake3:{expected}, "
-    facts += f"found blake3:{content_of(job.tensors, sums).hex()}"
+    facts += f"found blake3:{content_of(job.tensors, sums).hex()[:_SHOWN_DIGITS]}"
     if len(wrong):
         names = [str(job.target.rows[number].source) for number in wrong]
         facts += f"; {len(wrong)} tensors that it does not change differ, {listed(names, 3)}"
