@@ -233,7 +233,7 @@ def show_lines(result: ShowResult, *, verbose: bool) -> Iterator[Line]:
                     row.dtype,
                     shape(row.shape),
                     row.encoding,
-                    f"{row.changed_elements:,}",
+                    f"{_at_most(row.is_whole and row.changed_elements)}{row.changed_elements:,}",
                     share(row.changed_elements, row.elements),
                     f"{row.bytes:,}",
                 )
@@ -245,20 +245,25 @@ def show_lines(result: ShowResult, *, verbose: bool) -> Iterator[Line]:
         yield Line(f"  and {amount(len(result.rows) - len(rows), 'more tensor')}; -v lists all")
 
 
+def _at_most(is_bound: int) -> str:
+    return "at most " if is_bound else ""
+
+
 def _show_facts(result: ShowResult) -> Iterator[tuple[str, str]]:
     yield "base", state(result.base)
     yield "target", state(result.target)
     takes = f"{size(result.delta_bytes)}, {share(result.delta_bytes, result.dense_bytes)} of a full copy"
     yield "delta", f"{takes} ({size(result.dense_bytes)}), {amount(result.payloads, 'payload')}"
-    yield "tensors", f"{result.tensors:,}, {result.changed_tensors:,} changed"
+    yield "tensors", f"{result.tensors:,}, {_at_most(result.whole_elements)}{result.changed_tensors:,} changed"
     changed = f"{result.changed_elements:,} changed ({share(result.changed_elements, result.elements)})"
-    yield "elements", f"{result.elements:,}, {changed}"
+    yield "elements", f"{result.elements:,}, {_at_most(result.whole_elements)}{changed}"
     for encoding in result.encodings:
         each = f"{amount(encoding.pieces, 'piece')}, {size(encoding.bytes)}"
         yield encoding.encoding, f"{each}, {8 * encoding.bytes / max(encoding.changed_elements, 1):.2f} bits a change"
-    for what, listed in (("added", result.added), ("removed", result.removed)):
-        if listed:
-            yield what, f"{len(listed):,}: {names(listed)}"
+    if result.new:
+        yield "new", f"{len(result.new):,} added or replaced: {names(result.new)}"
+    if result.removed:
+        yield "removed", f"{len(result.removed):,}: {names(result.removed)}"
     if result.renamed:
         yield "renamed", f"{len(result.renamed):,}: {names([f'{old} to {new}' for old, new in result.renamed])}"
     sent = f": {names(result.sent_files)}" if result.sent_files else ""
