@@ -26,7 +26,7 @@ from dcr_cli.receiver.record import STATE_NAME
 from dcr_cli.receiver.rehearsal import find_there, rehearse_aside, rehearse_change, rehearse_to
 from dcr_cli.receiver.sidecars import identities_now, leave_record
 from dcr_cli.receiver.survey import is_there_already, look_at, open_root
-from dcr_cli.work import default_jobs
+from dcr_cli.work import threads
 
 __all__ = ["MODES", "ApplyResult", "apply"]
 
@@ -60,9 +60,8 @@ def apply(
     _check_apart(Path(delta), Path(checkpoint), Path(to) if to is not None else None)
     opened = open_delta(delta, if_checkpoint="the delta comes first: dcr apply DELTA CHECKPOINT")
     with PayloadReader(opened.folder, opened.manifest.payloads) as payloads:
-        threads = jobs or default_jobs()
-        payloads.verify_all(threads)
-        target = Target(opened, payloads, threads, progress)
+        payloads.verify_all(threads(jobs))
+        target = Target(opened, payloads, threads(jobs), progress)
         if dry_run and to is not None:
             return rehearse_to(Path(checkpoint), Path(to), target, skip)
         if dry_run and mode == ASIDE:
@@ -183,8 +182,7 @@ def _check_arguments(mode: str, jobs: int | None, *, is_apart: bool, keep_previo
         raise UsageError("apply", f"to and mode {mode} exclude each other")
     if keep_previous and mode != ASIDE:
         raise UsageError("apply", "keep_previous needs mode aside")
-    if jobs is not None and jobs < 1:
-        raise UsageError("jobs", f"a number from 1 on expected, found {jobs}")
+    threads(jobs)
 
 
 def _check_apart(delta: Path, checkpoint: Path, to: Path | None) -> None:

@@ -12,9 +12,10 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from dcr_cli.report.progress import Progress
 
 MOST_JOBS = 256
+_MOST_SHOWN = 20
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, add_help_option=False)
 
@@ -160,9 +162,29 @@ def _usage_error(error: typer.TyperException, command: str | None, given: list[s
     named = next((word for word in words if word in COMMANDS), None)
     if named is not None and words[0].startswith("-"):
         return UsageError("arguments", message, hint=f"options come after the command: dcr {named} ... {words[0]}")
+    meant = _nearest(error, command)
+    perhaps = f"perhaps {meant} is meant; " if meant is not None else ""
     if command in COMMANDS:
-        return UsageError(command, message, hint=f"dcr {command} --help")
-    return UsageError("arguments", message, hint="options come after the command; dcr --help lists the commands")
+        return UsageError(command, message, hint=f"{perhaps}dcr {command} --help")
+    return UsageError("arguments", message, hint=f"{perhaps}dcr --help lists the commands")
+
+
+def _nearest(error: typer.TyperException, command: str | None) -> str | None:
+    """The option of a command that is most like one that it has not, or the command that is most like none."""
+    if command not in COMMANDS:
+        found = get_close_matches(command or "", COMMANDS, 1)
+    elif isinstance(option := getattr(error, "option_name", None), str) and option.startswith("--"):
+        parameters = _commands()[command].params
+        options = {name: name.replace("-", "") for parameter in parameters for name in parameter.opts}
+        plain = get_close_matches(option.replace("-", ""), options.values(), 1, 0.5)
+        found = [name for name, text in options.items() if text in plain]
+    else:
+        found = []
+    return found[0] if found else None
+
+
+def _commands() -> Mapping[str, Any]:
+    return getattr(typer.main.get_command(app), "commands", {})
 
 
 def _before_dashes(given: list[str]) -> list[str]:
@@ -201,13 +223,11 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but er
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say more: which kernels are used and why.")]
 NoProgress = Annotated[bool, typer.Option("--no-progress", help="Show no progress.")]
 Jobs = Annotated[
-    int | None,
+    str | None,
     typer.Option(
         "--jobs",
         "-j",
         metavar="N",
-        min=1,
-        max=MOST_JOBS,
         help=f"Threads to use. [default: the CPUs this process may use, at most {MOST_DEFAULT_JOBS}]",
     ),
 ]
@@ -232,7 +252,15 @@ def _common(
 ) -> Options:
     if quiet and verbose:
         raise UsageError("arguments", "--quiet and --verbose contradict each other", hint="leave one of them out")
-    return Options(json, quiet, verbose, no_progress, jobs)
+    return Options(json, quiet, verbose, no_progress, _number_of_jobs(jobs) if jobs is not None else None)
+
+
+def _number_of_jobs(text: str) -> int:
+    if text.isascii() and text.isdigit() and len(text) <= len(str(MOST_JOBS)) and 1 <= int(text) <= MOST_JOBS:
+        return int(text)
+    shown = text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
+    facts = f"a number from 1 to {MOST_JOBS} expected, found {shown!r}"
+    raise UsageError("--jobs", facts, hint="leave it out to use the CPUs that this process may use")
 
 
 def command(function: Callable[..., int]) -> Callable[..., int]:
@@ -365,6 +393,8 @@ def verify(
     skip: Skip = None,
 ) -> int:
     """Read every byte of CHECKPOINT and say whether it holds what it should; 1 if not."""
+    if against is not None and delta is not None:
+        raise UsageError("verify", "--against and --delta exclude each other", hint="leave one of them out")
     from dcr_cli.report import people
     from dcr_cli.verify import verify as run
 

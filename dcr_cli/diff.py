@@ -40,7 +40,7 @@ from dcr_cli.delta.scan import (
     whole_draft,
 )
 from dcr_cli.errors import UsageError
-from dcr_cli.work import default_jobs
+from dcr_cli.work import threads
 
 Progress = Callable[[str, int, int], None]
 
@@ -117,6 +117,7 @@ def diff(
     """
     if encoding not in ALLOWED:
         raise UsageError("encoding", f"one of {', '.join(ALLOWED)} expected, found {encoding!r}")
+    workers = threads(jobs)
     pattern_bytes = sum(len(os.fsencode(pattern)) for pattern in skip)
     if pattern_bytes > MAX_PATTERNS_BYTES:
         facts = f"all patterns together have {pattern_bytes} bytes, at most {MAX_PATTERNS_BYTES} are allowed"
@@ -126,9 +127,9 @@ def diff(
     with ExitStack() as stack:
         sink = stack.enter_context(DeltaOutput(output, outside=(old.root, new.root), dry_run=dry_run))
         readers = stack.enter_context(old.reader()), stack.enter_context(new.reader())
-        pool = stack.enter_context(ThreadPoolExecutor(jobs or default_jobs(), "dcr-diff"))
+        pool = stack.enter_context(ThreadPoolExecutor(workers, "dcr-diff"))
         stack.callback(pool.shutdown, wait=True, cancel_futures=True)
-        run = _Run(old, new, readers, pool, sink, ALLOWED[encoding], jobs or default_jobs(), progress)
+        run = _Run(old, new, readers, pool, sink, ALLOWED[encoding], workers, progress)
         return run.result()
 
 

@@ -13,7 +13,7 @@ from dcr_cli.delta.delta import Delta, open_delta
 from dcr_cli.delta.encoding import Encoding
 from dcr_cli.delta.manifest import Run, TensorRow
 from dcr_cli.delta.payload import PayloadReader
-from dcr_cli.work import default_jobs
+from dcr_cli.work import threads
 
 Progress = Callable[[str, int, int], None]
 
@@ -86,6 +86,7 @@ def show(delta: str | Path, *, jobs: int | None = None, progress: Progress | Non
 
     Raises NotFoundError, DamagedError, UnsupportedError.
     """
+    workers = threads(jobs)
     inspect = f"dcr inspect {shlex.quote(str(delta))} says what a checkpoint holds"
     opened = open_delta(delta, if_checkpoint=inspect)
     total = opened.commit.payload_bytes
@@ -98,7 +99,7 @@ def show(delta: str | Path, *, jobs: int | None = None, progress: Progress | Non
             progress("show", done, total)
 
     with PayloadReader(opened.folder, opened.manifest.payloads) as payloads:
-        payloads.verify_all(jobs or default_jobs(), tell)
+        payloads.verify_all(workers, tell)
     return _result(opened)
 
 

@@ -157,6 +157,29 @@ def test_verbose_says_which_kernels_are_used(run: Run, tiny_pair: tuple[Path, Pa
     assert re.search(r"^kernels: (native|reference) \(.+\)$", ran.err, re.MULTILINE) and "jobs: 3" in ran.err
 
 
+def test_apply_says_what_becomes_of_links(run: Run, tiny_pair: tuple[Path, Path], delta: Path, tmp_path: Path) -> None:
+    """A shard that is a link is replaced; the folder that a link led to is kept or removed, and that is said."""
+    cache = fresh_copy(tiny_pair[0], tmp_path / "cache")
+    for path in cache.glob("*.safetensors"):
+        path.unlink()
+        path.symlink_to(tiny_pair[0] / path.name)
+    for options, is_done in ((["-n"], False), ([], True)):
+        ran = run("apply", delta, cache, "--in-place", *options)
+        assert "2 shards could not be patched in place: a link, " in ran.out
+        assert any(path.is_symlink() for path in cache.glob("*.safetensors")) is not is_done
+    fresh_copy(tiny_pair[0], tmp_path / "v1")
+    (tmp_path / "link").symlink_to("v1")
+    assert f"previous   kept: {tmp_path / 'v1'}\n" in run("apply", delta, tmp_path / "link", "--aside").out
+    assert run("diff", tiny_pair[1], tiny_pair[0], "-o", tmp_path / "back").code == 0
+    back = ("apply", tmp_path / "back", tmp_path / "link", "--aside")
+    assert "previous   would be removed\n" in run(*back, "-n").out
+    assert "previous   removed\n" in run(*back).out
+
+
+def test_one_element_is_one(run: Run, tmp_path: Path) -> None:
+    assert "1 element, 2 B" in run("inspect", write_checkpoint(tmp_path / "one", {"a": tensor_of("BF16", (1,))})).out
+
+
 def test_hints_fit_the_command(run: Run, tiny_pair: tuple[Path, Path], delta: Path) -> None:
     base, target = tiny_pair
     assert is_failure(run("show", base), 3, "is a checkpoint", f"dcr inspect {base}")
@@ -357,13 +380,23 @@ def test_verify_without_a_record_is_not_found(run: Run, tiny_pair: tuple[Path, P
         (["diff", "", "b"], "BASE: an empty path", "a variable of the shell"),
         (["diff", "a", "b", "--encoding", "zip"], "'zip' is not one of", "dcr diff --help"),
         (["diff", "a", "b", "--skip", ""], "empty pattern", "a variable of the shell"),
-        (["diff", "a", "b", "-j", "0"], "greater than or equal to 1", "dcr diff --help"),
-        (["diff", "a", "b", "--jobs", "-1"], "greater than or equal to 1", "dcr diff --help"),
-        (["diff", "a", "b", "--jobs", "1000000000"], "less than or equal to", "dcr diff --help"),
-        (["diff", "a", "b", "--jobs", "many"], "valid integer", "dcr diff --help"),
-        (["diff", "a", "b", "--jobs", "9" * 5000], "--jobs", "dcr diff --help"),
+        (["diff", "a", "b", "-j", "0"], "--jobs: a number from 1 to 256 expected, found '0'", "leave it out"),
+        (["diff", "a", "b", "--jobs", "-1"], "from 1 to 256 expected, found '-1'", ""),
+        (["diff", "a", "b", "--jobs", "1000000000"], "from 1 to 256", ""),
+        (["diff", "a", "b", "--jobs", "many"], "from 1 to 256 expected, found 'many'", ""),
+        (["diff", "a", "b", "--jobs", "9" * 5000], "--jobs", ""),
         (["diff", "a", "b", "-q", "-v"], "--quiet and --verbose", "leave one of them out"),
-        (["verify", "a", "--against", "b", "--delta", "c"], "exclude each other", "leave one of them out"),
+        (
+            ["verify", "a", "--against", "b", "--delta", "c"],
+            "--against and --delta exclude each other",
+            "leave one of them out",
+        ),
+        (["apply", "a", "b", "--inplace"], "no such option: --inplace", "perhaps --in-place is meant"),
+        (["diff", "a", "b", "--out", "c"], "no such option: --out", "perhaps --output is meant"),
+        (["apply", "a", "b", "--xyz"], "no such option: --xyz", "dcr apply --help"),
+        (["help"], "no such command 'help'", "dcr --help lists the commands"),
+        (["push", "a"], "no such command 'push'", "dcr --help lists the commands"),
+        (["veryfi", "a"], "no such command 'veryfi'", "perhaps verify is meant"),
         (["show", "\x1b[31mred\n", "b"], "unexpected extra argument", ""),
     ],
 )
@@ -625,7 +658,7 @@ def hanging(folder: Path, last: str) -> Iterator[subprocess.Popen[bytes]]:
         "        time.sleep(60)\n"
         "    finally:\n"
         f"        {last}\n"
-        "module._check_folder = hang\n"
+        "module.check_folder = hang\n"
         "sys.exit(dcr_cli.cli.main(['inspect', sys.argv[1]]))"
     )
     command = [sys.executable, "-c", code, str(folder)]
@@ -715,8 +748,8 @@ def test_an_ignored_signal_stays_ignored(tiny_pair: tuple[Path, Path]) -> None:
     code = (
         "import signal, sys, dcr_cli.cli, dcr_cli.checkpoint.checkpoint as module\n"
         "signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
-        "check = module._check_folder\n"
-        "module._check_folder = lambda *a: (signal.raise_signal(signal.SIGHUP), check(*a))\n"
+        "check = module.check_folder\n"
+        "module.check_folder = lambda *a: (signal.raise_signal(signal.SIGHUP), check(*a))\n"
         "sys.exit(dcr_cli.cli.main(['inspect', sys.argv[1], '-q']))"
     )
     assert subprocess.run([sys.executable, "-c", code, str(tiny_pair[0])], timeout=60).returncode == 0

@@ -176,10 +176,15 @@ def _apply_facts(result: ApplyResult) -> Iterator[tuple[str, str]]:
     yield "target", state(result.target)
     if not result.exact:
         yield "note", "it holds the target's tensors and files in shards of its own"
+    if result.mode == "in-place" and result.rewritten_shards:
+        what = f"{amount(result.rewritten_shards, 'shard')} could not be patched in place"
+        yield "note", f"{what}: a link, a file with another name, or one in which tensors move is replaced"
     if result.foreign:
         yield "left alone", f"{amount(len(result.foreign), 'file')} that dcr does not know: {names(result.foreign)}"
     if result.previous is not None:
-        yield "previous", names([result.previous])
+        yield "previous", f"kept: {names([result.previous])}"
+    elif result.mode == "aside" and not result.already:
+        yield "previous", "would be removed" if result.dry_run else "removed"
     if result.not_carried:
         what = f"{amount(len(result.not_carried), 'file')} that could not be carried over"
         yield "kept", f"{what}, with their folders: {names(result.not_carried)}"
@@ -277,9 +282,9 @@ def _show_facts(result: ShowResult) -> Iterator[tuple[str, str]]:
 def inspect_lines(result: InspectResult) -> Iterator[Line]:
     """Sums, then shards and sidecars, then tensors if the result has them."""
     yield Line(f"checkpoint {names([result.checkpoint])}", "bold")
-    rows = [("tensors", f"{result.tensors:,}, {result.elements:,} elements, {size(result.dense_bytes)}")]
+    rows = [("tensors", f"{result.tensors:,}, {amount(result.elements, 'element')}, {size(result.dense_bytes)}")]
     rows += [
-        (row.dtype, f"{amount(row.tensors, 'tensor')}, {row.elements:,} elements, {size(row.bytes)}")
+        (row.dtype, f"{amount(row.tensors, 'tensor')}, {amount(row.elements, 'element')}, {size(row.bytes)}")
         for row in result.dtypes
     ]
     if result.state is not None:
