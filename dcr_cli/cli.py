@@ -112,6 +112,15 @@ class Session:
         head = {"command": self.command, "ok": code == 0, "exit_code": code, "seconds": seconds}
         process.write(sys.stdout, documents.to_text(head | fields))
 
+    def note_idle(self, skip: Sequence[str] | None, *checkpoints: str) -> None:
+        """Say on standard error which patterns of --skip have left nothing out, as a misspelt one does."""
+        if skip and not self.options.quiet:
+            from dcr_cli.checkpoint.folder import idle_patterns
+            from dcr_cli.checkpoint.names import shown
+
+            for pattern in idle_patterns([Path(checkpoint) for checkpoint in checkpoints], skip):
+                process.complain(f"note: --skip {shown(pattern)} matches nothing\n")
+
     def explain_choices(self) -> None:
         """Say on standard error what -v asks for: which kernels are used and why, and how many threads."""
         if self.options.verbose:
@@ -329,6 +338,7 @@ def diff(
             skip=skip or (),
             progress=progress,
         )
+    session.note_idle(skip, base, target)
     return session.finish(
         result,
         lambda: people.diff_lines(result, stat=stat),
@@ -377,6 +387,7 @@ def apply(
             skip=skip or (),
             progress=progress,
         )
+    session.note_idle(skip, checkpoint)
     return session.finish(result, lambda: people.apply_lines(result))
 
 
@@ -407,6 +418,7 @@ def verify(
             skip=skip or (),
             progress=progress,
         )
+    session.note_idle(skip, checkpoint, *([against] if against is not None else []))
     return session.finish(result, lambda: people.verify_lines(result), answer=result.matches)
 
 
@@ -442,6 +454,7 @@ def inspect(
             skip=skip or (),
             progress=progress,
         )
+    session.note_idle(skip, checkpoint)
     return session.finish(result, lambda: people.inspect_lines(result))
 
 

@@ -176,6 +176,15 @@ def test_apply_says_what_becomes_of_links(run: Run, tiny_pair: tuple[Path, Path]
     assert "previous   removed\n" in run(*back).out
 
 
+def test_a_pattern_that_leaves_nothing_out_is_told(run: Run, tiny_pair: tuple[Path, Path]) -> None:
+    base, target = tiny_pair
+    for command in (["inspect", base], ["diff", base, target], ["verify", base, "--against", base]):
+        ran = run(*command, "--skip", "tokeniser/", "--skip", "tokenizer/", "--skip", "conf?g.json")
+        assert (ran.code, ran.err) == (0, "note: --skip tokeniser/ matches nothing\n")
+        assert run(*command, "--skip", "tokeniser/", "-q").err == ""
+    assert run("inspect", base, "--skip", ".dcr", "--json").json["ok"]
+
+
 def test_one_element_is_one(run: Run, tmp_path: Path) -> None:
     assert "1 element, 2 B" in run("inspect", write_checkpoint(tmp_path / "one", {"a": tensor_of("BF16", (1,))})).out
 

@@ -92,6 +92,20 @@ def scan(
     return dict(sorted(found.items()))
 
 
+def idle_patterns(roots: Sequence[Path], skip: Sequence[str]) -> list[str]:
+    """The patterns of `skip` that match nothing that there is below one of `roots`."""
+    left = {pattern: Patterns([pattern]) for pattern in skip}
+    for root in roots:
+        for where, folders, files in os.walk(root):
+            folders[:] = [name for name in folders if not name.startswith(".")]
+            for name in (*folders, *files):
+                path = os.path.relpath(os.path.join(where, name), root)
+                left = {pattern: one for pattern, one in left.items() if not one.match(path)}
+            if not left:
+                return []
+    return list(left)
+
+
 def _list(folder: Path) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(folder) as entries:

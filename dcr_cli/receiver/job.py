@@ -242,7 +242,12 @@ def wrong_base(job: Job, sums: Sums) -> WrongBaseError:
     facts += f"found blake3:{content_of(job.tensors, sums).hex()[:_SHOWN_DIGITS]}"
     if len(wrong):
         names = [str(job.target.rows[number].source) for number in wrong]
-        facts += f"; {len(wrong)} tensors that it does not change differ, {listed(names, 3)}"
+        differ = (
+            "1 tensor that it does not change differs"
+            if len(wrong) == 1
+            else f"{len(wrong)} tensors that it does not change differ"
+        )
+        facts += f"; {differ}, {listed(names, 3)}"
     return WrongBaseError(job.what, facts, hint=IN_ORDER)
 
 
