@@ -238,7 +238,7 @@ def show_lines(result: ShowResult, *, verbose: bool) -> Iterator[Line]:
                     row.dtype,
                     shape(row.shape),
                     row.encoding,
-                    f"{_at_most(row.is_whole and row.changed_elements)}{row.changed_elements:,}",
+                    f"{_at_most(row.changed_elements if row.is_whole else 0)}{row.changed_elements:,}",
                     share(row.changed_elements, row.elements),
                     f"{row.bytes:,}",
                 )
@@ -250,8 +250,9 @@ def show_lines(result: ShowResult, *, verbose: bool) -> Iterator[Line]:
         yield Line(f"  and {amount(len(result.rows) - len(rows), 'more tensor')}; -v lists all")
 
 
-def _at_most(is_bound: int) -> str:
-    return "at most " if is_bound else ""
+def _at_most(bound_elements: int) -> str:
+    """What to write before a count in which there are so many elements of which fewer may count."""
+    return "at most " if bound_elements else ""
 
 
 def _show_facts(result: ShowResult) -> Iterator[tuple[str, str]]:
@@ -259,7 +260,7 @@ def _show_facts(result: ShowResult) -> Iterator[tuple[str, str]]:
     yield "target", state(result.target)
     takes = f"{size(result.delta_bytes)}, {share(result.delta_bytes, result.dense_bytes)} of a full copy"
     yield "delta", f"{takes} ({size(result.dense_bytes)}), {amount(result.payloads, 'payload')}"
-    yield "tensors", f"{result.tensors:,}, {_at_most(result.whole_elements)}{result.changed_tensors:,} changed"
+    yield "tensors", f"{result.tensors:,}, {result.changed_tensors:,} changed"
     changed = f"{result.changed_elements:,} changed ({share(result.changed_elements, result.elements)})"
     yield "elements", f"{result.elements:,}, {_at_most(result.whole_elements)}{changed}"
     for encoding in result.encodings:
