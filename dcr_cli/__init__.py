@@ -108,7 +108,7 @@ class _Door(types.ModuleType):
             super().__setattr__(name, value)
 
     def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__(), *__all__})
+        return sorted(__all__)
 
 
 sys.modules[__name__].__class__ = _Door

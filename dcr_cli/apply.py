@@ -6,29 +6,31 @@ new folder.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from dcr_cli.checkpoint.folder import scan
-from dcr_cli.checkpoint.in_progress import command_to_finish
+from dcr_cli.checkpoint.folder import Identity, identity_of, scan
+from dcr_cli.checkpoint.in_progress import STATE_FOLDER, command_to_finish, is_incomplete
 from dcr_cli.checkpoint.names import shown
 from dcr_cli.delta.delta import open_delta
 from dcr_cli.delta.payload import PayloadReader
 from dcr_cli.durable import Folder
-from dcr_cli.errors import IncompleteError, UsageError
+from dcr_cli.errors import IncompleteError, LocalError, UsageError
 from dcr_cli.receiver.apply_result import ApplyResult, done, nothing_done
 from dcr_cli.receiver.beside import ASIDE, apply_aside, apply_to
 from dcr_cli.receiver.change import IN_PLACE, REPLACE, Change
 from dcr_cli.receiver.job import Job, Progress, Target, sums_of
 from dcr_cli.receiver.receiver import Marker, Receiver
-from dcr_cli.receiver.record import renew_record
-from dcr_cli.receiver.rehearsal import rehearse_aside, rehearse_change, rehearse_to
-from dcr_cli.receiver.sidecars import identities_now
-from dcr_cli.receiver.survey import Survey, is_there_already, look_at, open_root
-from dcr_cli.work import default_jobs
+from dcr_cli.receiver.record import STATE_NAME
+from dcr_cli.receiver.rehearsal import find_there, rehearse_aside, rehearse_change, rehearse_to
+from dcr_cli.receiver.sidecars import identities_now, leave_record
+from dcr_cli.receiver.survey import is_there_already, look_at, open_root
+from dcr_cli.work import threads
 
 __all__ = ["MODES", "ApplyResult", "apply"]
 
+Stamp = tuple[str, Identity | None]
 MODES = (REPLACE, IN_PLACE, ASIDE)
 
 
@@ -56,11 +58,10 @@ def apply(
     """
     _check_arguments(mode, jobs, is_apart=to is not None, keep_previous=keep_previous)
     _check_apart(Path(delta), Path(checkpoint), Path(to) if to is not None else None)
-    opened = open_delta(delta)
+    opened = open_delta(delta, if_checkpoint="the delta comes first: dcr apply DELTA CHECKPOINT")
     with PayloadReader(opened.folder, opened.manifest.payloads) as payloads:
-        threads = jobs or default_jobs()
-        payloads.verify_all(threads)
-        target = Target(opened, payloads, threads, progress)
+        payloads.verify_all(threads(jobs))
+        target = Target(opened, payloads, threads(jobs), progress)
         if dry_run and to is not None:
             return rehearse_to(Path(checkpoint), Path(to), target, skip)
         if dry_run and mode == ASIDE:
@@ -72,26 +73,34 @@ def apply(
             return apply_to(Path(checkpoint), Path(to), target, skip)
         if mode == ASIDE:
             return apply_aside(Path(checkpoint), target, skip, keep_previous=keep_previous)
-        with open_root(checkpoint) as root, Receiver(root) as receiver:
-            marker = receiver.read_marker()
-            if marker is not None:
-                return _finish(receiver, target, marker)
-            receiver.clear()
-            return _change(receiver, target, mode, skip)
+        with open_root(checkpoint) as root:
+            try:
+                receiver = Receiver(root)
+            except LocalError:
+                # Where nothing can be changed, nothing has to be if it is at the target.
+                found = find_there(root, target, mode, skip)
+                if found is None:
+                    raise
+                return found
+            with receiver:
+                marker = receiver.read_marker()
+                if marker is not None:
+                    return _finish(receiver, target, marker)
+                receiver.clear()
+                return _change(receiver, target, mode, skip)
 
 
 def _change(receiver: Receiver, target: Target, mode: str, skip: Sequence[str]) -> ApplyResult:
     root = receiver.root
     found, job = look_at(root, target, skip)
-    if is_there_already(found, job):
-        _renew_record(receiver, found, job)
-        return nothing_done(
-            str(root.path), mode, job, exact=found.has_target_files, foreign=found.foreign, dry_run=False
-        )
-    plan = job.plan(is_exact=found.is_base, in_place=mode == IN_PLACE)
-    change = Change(receiver, job, plan)
-    if change.carry_out(found, mode, target.delta.commit_blake3):
-        _renew_record(receiver, found, job)
+    is_there = is_there_already(found, job)
+    if not is_there:
+        plan = job.plan(is_exact=found.is_base, in_place=mode == IN_PLACE)
+        change = Change(receiver, job, plan)
+        is_there = change.carry_out(found, mode, target.delta.commit_blake3)
+    if is_there:
+        files = found.files_at_target(target.delta.manifest)
+        leave_record(receiver, job, files, is_trusted=found.known is not None)
         return nothing_done(
             str(root.path), mode, job, exact=found.has_target_files, foreign=found.foreign, dry_run=False
         )
@@ -104,13 +113,6 @@ def _change(receiver: Receiver, target: Target, mode: str, skip: Sequence[str]) 
         bytes_written=change.bytes_written,
         foreign=found.foreign,
     )
-
-
-def _renew_record(receiver: Receiver, found: Survey, job: Job) -> None:
-    """Let the next run trust a receiver at the target, whose record did not count, so that all of it was read."""
-    if found.known is None:
-        content = job.target.delta.commit.target.content
-        renew_record(receiver.root, receiver.home, content, found.base.files, job.identities)
 
 
 def _finish(receiver: Receiver, target: Target, marker: Marker) -> ApplyResult:
@@ -151,6 +153,28 @@ def check_same_delta(root: Folder, target: Target, marker: Marker) -> None:
         raise IncompleteError(str(root.path), facts, hint=f"finish it first: {command}")
 
 
+def stamp_of(checkpoint: str | Path) -> Stamp:
+    """What `left_by_stop` needs to know of a checkpoint as it was."""
+    home = os.path.join(os.path.realpath(checkpoint), STATE_FOLDER)
+    try:
+        return home, identity_of(os.stat(os.path.join(home, STATE_NAME)))
+    except OSError:
+        return home, None
+
+
+def left_by_stop(checkpoint: str | Path, before: Stamp) -> str:
+    """Say how an apply to `checkpoint` that was stopped has left it: as it was, incomplete, or done all the same.
+
+    A record is written when all else is, and before the mark of a change goes.
+    """
+    try:
+        if is_incomplete(checkpoint):
+            return f"{checkpoint} is incomplete now"
+    except LocalError:
+        return f"whether {checkpoint} is incomplete now cannot be told"
+    return f"{checkpoint} is {'as it was' if stamp_of(checkpoint) == before else 'at the target'}"
+
+
 def _check_arguments(mode: str, jobs: int | None, *, is_apart: bool, keep_previous: bool) -> None:
     if mode not in MODES:
         raise UsageError("mode", f"one of {', '.join(MODES)} expected, found {mode!r}")
@@ -158,8 +182,7 @@ def _check_arguments(mode: str, jobs: int | None, *, is_apart: bool, keep_previo
         raise UsageError("apply", f"to and mode {mode} exclude each other")
     if keep_previous and mode != ASIDE:
         raise UsageError("apply", "keep_previous needs mode aside")
-    if jobs is not None and jobs < 1:
-        raise UsageError("jobs", f"a number from 1 on expected, found {jobs}")
+    threads(jobs)
 
 
 def _check_apart(delta: Path, checkpoint: Path, to: Path | None) -> None:
@@ -167,6 +190,8 @@ def _check_apart(delta: Path, checkpoint: Path, to: Path | None) -> None:
     places = {"delta": delta.resolve(), "checkpoint": checkpoint.resolve()}
     if to is not None:
         places["output"] = to.resolve()
+        if places["output"] == places["checkpoint"]:
+            raise UsageError(str(to), "is the checkpoint itself", hint="leave out --to to change it where it is")
     for name, place in places.items():
         for other, around in places.items():
             if name != other and (place == around or around in place.parents):

@@ -12,9 +12,10 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from dcr_cli.report.progress import Progress
 
 MOST_JOBS = 256
+_MOST_SHOWN = 20
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, add_help_option=False)
 
@@ -55,6 +57,7 @@ class Session:
     options: Options
     started: float = field(default_factory=time.monotonic)
     text: str = ""  # What to print when there is no work: a help page, the version.
+    left_by_stop: Callable[[], str] | None = None  # Says what a stop has left, once there is something to say.
 
     @property
     def jobs(self) -> int:
@@ -109,6 +112,15 @@ class Session:
         head = {"command": self.command, "ok": code == 0, "exit_code": code, "seconds": seconds}
         process.write(sys.stdout, documents.to_text(head | fields))
 
+    def note_idle(self, skip: Sequence[str] | None, *checkpoints: str) -> None:
+        """Say on standard error which patterns of --skip have left nothing out, as a misspelt one does."""
+        if skip and not self.options.quiet:
+            from dcr_cli.checkpoint.folder import idle_patterns
+            from dcr_cli.checkpoint.names import shown
+
+            for pattern in idle_patterns([Path(checkpoint) for checkpoint in checkpoints], skip):
+                process.complain(f"note: --skip {shown(pattern)} matches nothing\n")
+
     def explain_choices(self) -> None:
         """Say on standard error what -v asks for: which kernels are used and why, and how many threads."""
         if self.options.verbose:
@@ -132,7 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with process.signals_raised():
             return _run(given, session)
     except BaseException as error:
-        return session.fail(process.explain(error))
+        return session.fail(process.explain(error, session.left_by_stop))
 
 
 def _run(given: list[str], session: Session) -> int:
@@ -159,9 +171,29 @@ def _usage_error(error: typer.TyperException, command: str | None, given: list[s
     named = next((word for word in words if word in COMMANDS), None)
     if named is not None and words[0].startswith("-"):
         return UsageError("arguments", message, hint=f"options come after the command: dcr {named} ... {words[0]}")
+    meant = _nearest(error, command)
+    perhaps = f"perhaps {meant} is meant; " if meant is not None else ""
     if command in COMMANDS:
-        return UsageError(command, message, hint=f"dcr {command} --help")
-    return UsageError("arguments", message, hint="options come after the command; dcr --help lists the commands")
+        return UsageError(command, message, hint=f"{perhaps}dcr {command} --help")
+    return UsageError("arguments", message, hint=f"{perhaps}dcr --help lists the commands")
+
+
+def _nearest(error: typer.TyperException, command: str | None) -> str | None:
+    """The option of a command that is most like one that it has not, or the command that is most like none."""
+    if command not in COMMANDS:
+        found = get_close_matches(command or "", COMMANDS, 1)
+    elif isinstance(option := getattr(error, "option_name", None), str) and option.startswith("--"):
+        parameters = _commands()[command].params
+        options = {name: name.replace("-", "") for parameter in parameters for name in parameter.opts}
+        plain = get_close_matches(option.replace("-", ""), options.values(), 1, 0.5)
+        found = [name for name, text in options.items() if text in plain]
+    else:
+        found = []
+    return found[0] if found else None
+
+
+def _commands() -> Mapping[str, Any]:
+    return getattr(typer.main.get_command(app), "commands", {})
 
 
 def _before_dashes(given: list[str]) -> list[str]:
@@ -200,13 +232,11 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but er
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say more: which kernels are used and why.")]
 NoProgress = Annotated[bool, typer.Option("--no-progress", help="Show no progress.")]
 Jobs = Annotated[
-    int | None,
+    str | None,
     typer.Option(
         "--jobs",
         "-j",
         metavar="N",
-        min=1,
-        max=MOST_JOBS,
         help=f"Threads to use. [default: the CPUs this process may use, at most {MOST_DEFAULT_JOBS}]",
     ),
 ]
@@ -231,7 +261,15 @@ def _common(
 ) -> Options:
     if quiet and verbose:
         raise UsageError("arguments", "--quiet and --verbose contradict each other", hint="leave one of them out")
-    return Options(json, quiet, verbose, no_progress, jobs)
+    return Options(json, quiet, verbose, no_progress, _number_of_jobs(jobs) if jobs is not None else None)
+
+
+def _number_of_jobs(text: str) -> int:
+    if text.isascii() and text.isdigit() and len(text) <= len(str(MOST_JOBS)) and 1 <= int(text) <= MOST_JOBS:
+        return int(text)
+    shown = text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
+    facts = f"a number from 1 to {MOST_JOBS} expected, found {shown!r}"
+    raise UsageError("--jobs", facts, hint="leave it out to use the CPUs that this process may use")
 
 
 def command(function: Callable[..., int]) -> Callable[..., int]:
@@ -300,6 +338,7 @@ def diff(
             skip=skip or (),
             progress=progress,
         )
+    session.note_idle(skip, base, target)
     return session.finish(
         result,
         lambda: people.diff_lines(result, stat=stat),
@@ -332,9 +371,10 @@ def apply(
         raise UsageError("apply", f"{' and '.join(chosen)} exclude each other", hint="dcr apply --help")
     if keep_previous and not aside:
         raise UsageError("apply", "--keep-previous needs --aside", hint="dcr apply --help")
-    from dcr_cli.apply import apply as run
+    from dcr_cli.apply import apply as run, left_by_stop, stamp_of
     from dcr_cli.report import people
 
+    session.left_by_stop = functools.partial(left_by_stop, checkpoint, stamp_of(checkpoint))
     with session.progress() as progress:
         result = run(
             _path(delta, "DELTA"),
@@ -347,6 +387,7 @@ def apply(
             skip=skip or (),
             progress=progress,
         )
+    session.note_idle(skip, checkpoint)
     return session.finish(result, lambda: people.apply_lines(result))
 
 
@@ -363,6 +404,8 @@ def verify(
     skip: Skip = None,
 ) -> int:
     """Read every byte of CHECKPOINT and say whether it holds what it should; 1 if not."""
+    if against is not None and delta is not None:
+        raise UsageError("verify", "--against and --delta exclude each other", hint="leave one of them out")
     from dcr_cli.report import people
     from dcr_cli.verify import verify as run
 
@@ -375,6 +418,7 @@ def verify(
             skip=skip or (),
             progress=progress,
         )
+    session.note_idle(skip, checkpoint, *([against] if against is not None else []))
     return session.finish(result, lambda: people.verify_lines(result), answer=result.matches)
 
 
@@ -410,6 +454,7 @@ def inspect(
             skip=skip or (),
             progress=progress,
         )
+    session.note_idle(skip, checkpoint)
     return session.finish(result, lambda: people.inspect_lines(result))
 
 

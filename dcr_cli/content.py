@@ -22,7 +22,7 @@ from dcr_cli.checkpoint.checkpoint import Checkpoint, Reader, Tensor
 from dcr_cli.checkpoint.digest import State, TensorDigest, add, content_digest, digest_bytes, files_digest, no_digest
 from dcr_cli.delta.encoding import BLOCK_BYTES
 from dcr_cli.delta.scan import Part, parts_of, tasks_of
-from dcr_cli.work import default_jobs
+from dcr_cli.work import threads
 
 Progress = Callable[[str, int, int], None]
 Result = TypeVar("Result")
@@ -32,7 +32,7 @@ class Workers:
     """A pool of threads that works through parts of tensors; a context manager."""
 
     def __init__(self, jobs: int | None, stage: str, progress: Progress | None) -> None:
-        self._jobs = jobs or default_jobs()
+        self._jobs = threads(jobs)
         self._pool = ThreadPoolExecutor(self._jobs, f"dcr-{stage}")
         self._stage = stage
         self._progress = progress

@@ -40,14 +40,17 @@ from dcr_cli.delta.scan import (
     whole_draft,
 )
 from dcr_cli.errors import UsageError
-from dcr_cli.work import default_jobs
+from dcr_cli.work import threads
 
 Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
 class DiffRow:
-    """What became of one tensor. `kind` is same, changed, added, removed, replaced or renamed."""
+    """What became of one tensor. `kind` is same, changed, added, removed, replaced or renamed.
+
+    Only what is changed or renamed has changed elements.
+    """
 
     name: str
     dtype: str
@@ -114,6 +117,7 @@ def diff(
     """
     if encoding not in ALLOWED:
         raise UsageError("encoding", f"one of {', '.join(ALLOWED)} expected, found {encoding!r}")
+    workers = threads(jobs)
     pattern_bytes = sum(len(os.fsencode(pattern)) for pattern in skip)
     if pattern_bytes > MAX_PATTERNS_BYTES:
         facts = f"all patterns together have {pattern_bytes} bytes, at most {MAX_PATTERNS_BYTES} are allowed"
@@ -123,9 +127,9 @@ def diff(
     with ExitStack() as stack:
         sink = stack.enter_context(DeltaOutput(output, outside=(old.root, new.root), dry_run=dry_run))
         readers = stack.enter_context(old.reader()), stack.enter_context(new.reader())
-        pool = stack.enter_context(ThreadPoolExecutor(jobs or default_jobs(), "dcr-diff"))
+        pool = stack.enter_context(ThreadPoolExecutor(workers, "dcr-diff"))
         stack.callback(pool.shutdown, wait=True, cancel_futures=True)
-        run = _Run(old, new, readers, pool, sink, ALLOWED[encoding], jobs or default_jobs(), progress)
+        run = _Run(old, new, readers, pool, sink, ALLOWED[encoding], workers, progress)
         return run.result()
 
 
@@ -357,8 +361,9 @@ class _Run:
 
     def _summary(self, manifest: Manifest, base_files: list[FileDigest], base: State, target: State) -> DiffResult:
         rows = [self._row_summary(row, table) for row, table in zip(self.rows, manifest.tensors, strict=True)]
-        gone = {name: self.base.by_name[name] for name in manifest.removed}
         renamed = tuple((row.source, row.name) for row in rows if row.kind == "renamed" and row.source is not None)
+        continued = {source for source, _ in renamed}
+        gone = {name: self.base.by_name[name] for name in manifest.removed if name not in continued}
         rows += [DiffRow(n, t.dtype.name, t.shape, "removed", None, t.elements, 0, None, 0) for n, t in gone.items()]
         encodings: dict[str, int] = {}
         encoding_bytes: dict[str, int] = {}
@@ -377,7 +382,7 @@ class _Run:
             dense_bytes=sum(row.tensor.bytes for row in self.rows),
             delta_bytes=self.sink.bytes,
             added=tuple(row.name for row in rows if row.kind == "added"),
-            removed=manifest.removed,
+            removed=tuple(gone),
             replaced=tuple(row.name for row in rows if row.kind == "replaced"),
             renamed=renamed,
             moved=tuple(
@@ -402,7 +407,7 @@ class _Run:
         source = table.source
         if own is None:
             kind = "renamed" if source is not None and source not in self.target.by_name else "added"
-        elif source is None or own.shape != row.tensor.shape:
+        elif source != own.name or own.shape != row.tensor.shape:
             kind = "replaced"
         else:
             kind = "changed" if table.pieces else "same"
@@ -414,8 +419,7 @@ class _Run:
             kind=kind,
             source=source,
             elements=row.tensor.elements,
-            # What has no counterpart of its own shape in the base is replaced or added, not changed.
-            changed_elements=row.changed if source is not None and kind != "replaced" else 0,
+            changed_elements=row.changed if kind in ("changed", "renamed") else 0,
             encoding=Encoding(piece.encoding).label if piece is not None else None,
             delta_bytes=sum(run.bytes for run in piece.runs) if piece is not None and row.twin is None else 0,
         )

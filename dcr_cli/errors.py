@@ -82,19 +82,33 @@ class HookError(DcrError):
     exit_code = 10
 
 
+# The hint for what the system forbids.
+MAY_NOT = "run as a user who may, or have its mode changed"
+
+
 def hint_of(error: OSError) -> str | None:
     """What to do about what the system refuses, where that is not plain from its own words."""
     return _HINTS.get(error.errno or 0)
 
 
 _HINTS = {
-    errno.EACCES: "run as a user who may, or have its mode changed",
-    errno.EPERM: "run as a user who may, or have its mode changed",
+    errno.EACCES: MAY_NOT,
+    errno.EPERM: MAY_NOT,
     errno.EROFS: "its file system is mounted read-only; choose another place",
     errno.EMFILE: "raise the limit of open files: ulimit -n",
     errno.EIO: "the disk fails; see the system's log",
     errno.ESTALE: "its network mount has lost it; try again",
 }
+
+
+def size(count_bytes: int) -> str:
+    """Write a number of bytes with three significant digits."""
+    number, unit = float(count_bytes), "B"
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if number < 999.5 or unit == "TB":
+            break
+        number /= 1000
+    return f"{count_bytes} B" if unit == "B" else f"{number:.3g} {unit}" if number < 999.5 else f"{number:.0f} {unit}"
 
 
 def one_line(text: str) -> str:

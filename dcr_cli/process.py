@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
@@ -45,8 +45,8 @@ class Failure:
     traceback: str
 
 
-def explain(error: BaseException) -> Failure:
-    """Turn whatever ended a command into an exit code and one line."""
+def explain(error: BaseException, left: Callable[[], str] | None = None) -> Failure:
+    """Turn whatever ended a command into an exit code and one line; `left` says what a stop has left."""
     trace = "".join(traceback.format_exception(error))
     name = type(error).__name__
     if isinstance(error, DcrError):
@@ -54,6 +54,8 @@ def explain(error: BaseException) -> Failure:
     if isinstance(error, Stopped | KeyboardInterrupt):
         number = error.number if isinstance(error, Stopped) else signal.SIGINT
         message = f"stopped: by signal {signal.Signals(number).name}"
+        if left is not None:
+            message = one_line(f"{message}; {left()}")
         return Failure(128 + number, "Stopped", message, "run the same command again", True, False, trace)
     if isinstance(error, BrokenPipeError):
         return Failure(CLOSED_PIPE, name, "output: the reader closed the pipe", None, False, False, trace)

@@ -35,7 +35,7 @@ class Reference:
 
 def reference_of_delta(folder: str | Path) -> Reference:
     """The target of the delta in `folder`."""
-    delta = open_delta(folder)
+    delta = open_delta(folder, if_checkpoint="compare with a checkpoint by --against")
     return Reference(
         name=f"target of delta {folder}",
         tensors={row.name: ReferenceTensor(row.dtype, row.shape, digest) for row, digest in delta.tensors()},
@@ -56,9 +56,8 @@ def reference_of_record(checkpoint: str | Path) -> Reference:
         raise LocalError(str(checkpoint), "has a record that this process may not read", hint="run as its owner")
     if record is None:
         facts = "has no record of the state it should be in; only an apply leaves one"
-        raise NotFoundError(
-            str(checkpoint), facts, hint=f"dcr verify {shlex.quote(str(checkpoint))} --against CHECKPOINT"
-        )
+        hint = f"dcr verify {shlex.quote(str(checkpoint))} --delta DELTA, or --against CHECKPOINT"
+        raise NotFoundError(str(checkpoint), facts, hint=hint)
     return Reference(
         name=f"the state that {checkpoint} records",
         tensors={row.name: ReferenceTensor(row.dtype, row.shape, row.digest) for row in record.tensors},

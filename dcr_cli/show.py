@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from dcr_cli.delta.delta import Delta, open_delta
 from dcr_cli.delta.encoding import Encoding
 from dcr_cli.delta.manifest import Run, TensorRow
 from dcr_cli.delta.payload import PayloadReader
-from dcr_cli.work import default_jobs
+from dcr_cli.work import threads
 
 Progress = Callable[[str, int, int], None]
 
@@ -29,7 +30,11 @@ class EncodingFacts:
 
 @dataclass(frozen=True, slots=True)
 class ChangedTensor:
-    """A tensor that does not equal its source; `source` is its own name unless it was renamed, None if it is new."""
+    """A tensor that does not equal its source; `source` is its own name, unless it was renamed or continues another
+    one, None if it has none.
+
+    `changed_elements` are as in `ShowResult`; `is_whole`: fewer of them may have changed.
+    """
 
     name: str
     dtype: str
@@ -38,16 +43,18 @@ class ChangedTensor:
     encoding: str
     elements: int
     changed_elements: int
+    is_whole: bool
     bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class ShowResult:
-    """What a delta holds. Of a tensor that is sent whole all elements count as changed.
+    """What a delta holds, in the words of `DiffResult` as far as it can tell without the base.
 
-    `rows` are the tensors with changes, those that take the most bytes first; `added` have no tensor of their name in
-    the base or do not continue it; `sent_files` are files whose bytes are in the delta,
-    `removed_files` sidecars of the base that the target has not.
+    `new` tensors do not continue one of the base of their name: added or replaced. They do not count as changed. Of
+    `changed_elements`, `whole_elements` are of tensors that are sent whole; fewer of these may have changed. `rows` are
+    the tensors whose elements are in the delta, those that take the most bytes first; `sent_files` are files whose
+    bytes are in it, `removed_files` sidecars of the base that the target has not.
     """
 
     delta: str
@@ -62,8 +69,9 @@ class ShowResult:
     dense_bytes: int
     changed_tensors: int
     changed_elements: int
+    whole_elements: int
     encodings: tuple[EncodingFacts, ...]
-    added: tuple[str, ...]
+    new: tuple[str, ...]
     removed: tuple[str, ...]
     renamed: tuple[tuple[str, str], ...]
     files: int
@@ -78,7 +86,9 @@ def show(delta: str | Path, *, jobs: int | None = None, progress: Progress | Non
 
     Raises NotFoundError, DamagedError, UnsupportedError.
     """
-    opened = open_delta(delta)
+    workers = threads(jobs)
+    inspect = f"dcr inspect {shlex.quote(str(delta))} says what a checkpoint holds"
+    opened = open_delta(delta, if_checkpoint=inspect)
     total = opened.commit.payload_bytes
     done = 0
 
@@ -89,14 +99,14 @@ def show(delta: str | Path, *, jobs: int | None = None, progress: Progress | Non
             progress("show", done, total)
 
     with PayloadReader(opened.folder, opened.manifest.payloads) as payloads:
-        payloads.verify_all(jobs or default_jobs(), tell)
+        payloads.verify_all(workers, tell)
     return _result(opened)
 
 
 def _result(delta: Delta) -> ShowResult:
     rows: list[ChangedTensor] = []
     tensors = elements = dense_bytes = 0
-    added, renamed = [], []
+    new, renamed = [], []
     sums: dict[str, list[int]] = {}
     removed = set(delta.manifest.removed)
     for row in delta.manifest.tensors:
@@ -104,17 +114,19 @@ def _result(delta: Delta) -> ShowResult:
         tensors += 1
         elements += count
         dense_bytes += count * DTYPES[row.dtype].width
-        if row.source is None:
-            added.append(row.name)
+        is_renamed = row.source is not None and row.source != row.name and row.source in removed
+        if is_renamed:
+            renamed.append((str(row.source), row.name))
         elif row.source != row.name:
-            renamed.append((row.source, row.name)) if row.source in removed else added.append(row.name)
+            new.append(row.name)
         if row.pieces:
-            rows.append(_changed(row, count))
+            rows.append(_changed(row, count, is_new=row.source != row.name and not is_renamed))
         for piece in row.pieces:
             facts = sums.setdefault(Encoding(piece.encoding).label, [0, 0, 0])
             facts[0] += 1
             facts[1] += piece.changed
             facts[2] += _bytes_of(piece.runs)
+    continued = {source for source, _ in renamed}
     return ShowResult(
         delta=str(delta.folder),
         base=delta.commit.base,
@@ -126,11 +138,12 @@ def _result(delta: Delta) -> ShowResult:
         tensors=tensors,
         elements=elements,
         dense_bytes=dense_bytes,
-        changed_tensors=len(rows),
+        changed_tensors=sum(row.changed_elements > 0 for row in rows),
         changed_elements=sum(row.changed_elements for row in rows),
+        whole_elements=sum(row.changed_elements for row in rows if row.is_whole),
         encodings=tuple(EncodingFacts(name, *facts) for name, facts in sorted(sums.items(), key=lambda s: -s[1][2])),
-        added=tuple(added),
-        removed=tuple(delta.manifest.removed),
+        new=tuple(new),
+        removed=tuple(name for name in delta.manifest.removed if name not in continued),
         renamed=tuple(renamed),
         files=len(delta.manifest.files),
         sent_files=tuple(file.path for file in delta.manifest.files if file.runs),
@@ -140,7 +153,7 @@ def _result(delta: Delta) -> ShowResult:
     )
 
 
-def _changed(row: TensorRow, elements: int) -> ChangedTensor:
+def _changed(row: TensorRow, elements: int, *, is_new: bool) -> ChangedTensor:
     labels = dict.fromkeys(Encoding(piece.encoding).label for piece in row.pieces)
     return ChangedTensor(
         name=row.name,
@@ -149,7 +162,8 @@ def _changed(row: TensorRow, elements: int) -> ChangedTensor:
         source=row.source,
         encoding="+".join(labels),
         elements=elements,
-        changed_elements=sum(piece.changed for piece in row.pieces),
+        changed_elements=0 if is_new else sum(piece.changed for piece in row.pieces),
+        is_whole=any(piece.encoding == Encoding.WHOLE for piece in row.pieces),
         bytes=sum(_bytes_of(piece.runs) for piece in row.pieces),
     )
 

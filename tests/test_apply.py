@@ -229,11 +229,11 @@ class TestAgain:
         found, _ = apply_by(way, delta, base, tmp_path / "work")
         if not keep_record:
             shutil.rmtree(found / ".dcr")
-        before = names_below(tmp_path / "work")
+        before = [name for name in names_below(tmp_path / "work") if ".dcr" not in Path(name).parts]
         times = {path: path.stat().st_mtime_ns for path in found.rglob("*.safetensors")}
         result = apply(delta, found, mode=way)
         assert (result.already, result.bytes_written, result.files_changed) == (True, 0, ())
-        assert names_below(tmp_path / "work") == before
+        assert [name for name in names_below(tmp_path / "work") if ".dcr" not in Path(name).parts] == before
         assert times == {path: path.stat().st_mtime_ns for path in found.rglob("*.safetensors")}
         assert tree(found) == tree(target)
 
@@ -247,7 +247,7 @@ class TestAgain:
         base, _, _ = tiny
         delta = make_delta(base, base, tmp_path / "nothing")
         assert apply(delta, base).already
-        assert not (base / ".dcr").exists()
+        assert verify(base).matches
 
     def test_back_and_forth(self, rich_pair: tuple[Path, Path, Path], tmp_path: Path) -> None:
         base, target, forth = rich_pair
@@ -347,7 +347,7 @@ class TestOwnShards:
         (receiver / "old").mkdir()
         (receiver / "old/notes.txt").write_bytes(b"my own notes")
         before, names = tree(receiver), names_below(receiver)
-        with pytest.raises(WrongBaseError, match=r"old/notes\.txt: is another than the base's"):
+        with pytest.raises(WrongBaseError, match=r"old/notes\.txt is another than the base's"):
             apply(rich_pair[2], receiver)
         check_untouched(receiver, before, names)
 
@@ -387,6 +387,48 @@ class TestOwnShards:
             apply(delta, own)
         shutil.rmtree(own / "old")
         assert apply(delta, own).already
+
+    @pytest.mark.parametrize("dry_run", [True, False])
+    def test_several_shards_need_a_weight_map(
+        self, rich_pair: tuple[Path, Path, Path], receiver: Path, tmp_path: Path, *, dry_run: bool
+    ) -> None:
+        _, target, delta = rich_pair
+        (receiver / INDEX).unlink()
+        before, names = tree(receiver), names_below(receiver)
+        with pytest.raises(WrongBaseError, match=rf"own: has 4 shards and no weight map {INDEX}"):
+            apply(delta, receiver, dry_run=dry_run)
+        with pytest.raises(WrongBaseError, match="no weight map"):
+            apply(delta, receiver, to=tmp_path / "out", dry_run=dry_run)
+        check_untouched(receiver, before, names)
+        sidecars = {path: data for path, data in tree(target).items() if ".safetensors" not in path}
+        at_target = write_checkpoint(tmp_path / "done", rich_tensors()[1], shards=3, sidecars=sidecars, index=False)
+        with pytest.raises(WrongBaseError, match=rf"not its files, {INDEX} is missing"):
+            apply(delta, at_target, dry_run=dry_run)
+
+    def test_one_shard_needs_none(self, rich_pair: tuple[Path, Path, Path], tmp_path: Path) -> None:
+        sidecars = {"config.json": b"{}", "kept/merges.txt": b"m"}
+        own = write_checkpoint(tmp_path / "one", rich_tensors()[0], index=False, sidecars=sidecars)
+        assert not apply(rich_pair[2], own).exact
+        assert verify(own, against=rich_pair[1]).matches
+        assert apply(rich_pair[2], own).already
+
+    @pytest.mark.parametrize("way", WAYS)
+    @pytest.mark.parametrize("config", [None, b"mine"])
+    def test_with_the_bases_shards_it_is_the_target(self, tmp_path: Path, config: bytes | None, way: str) -> None:
+        """A sidecar that the delta carries may be another one, or missing."""
+        old, new = tiny_tensors()
+        base = write_checkpoint(tmp_path / "base", old, shards=2, sidecars={"config.json": b"{}", "a.txt": b"a"})
+        target = write_checkpoint(tmp_path / "target", new, shards=2, sidecars={"config.json": b"[]", "a.txt": b"a"})
+        delta = make_delta(base, target, tmp_path / "delta")
+        (base / "config.json").unlink()
+        if config is not None:
+            (base / "config.json").write_bytes(config)
+        assert apply(delta, base, dry_run=True).exact
+        found, result = apply_by(way, delta, base, tmp_path / "work")
+        assert result.exact
+        assert tree(found) == tree(target)
+        again = apply(delta, found)
+        assert (again.already, again.exact) == (True, True)
 
     def test_it_is_not_exact_later_either(self, rich_pair: tuple[Path, Path, Path], receiver: Path) -> None:
         assert not apply(rich_pair[2], receiver).exact
@@ -432,7 +474,7 @@ class TestOwnShards:
         (own / "model.safetensors").unlink()
         write_weight_map(own, {"w": "sub/lora.safetensors"})
         before, names = tree(own), names_below(own)
-        with pytest.raises(WrongBaseError, match=r"sub/lora\.safetensors: .* but a shard here"):
+        with pytest.raises(WrongBaseError, match=r"sub/lora\.safetensors .* but a shard here"):
             apply(delta, own)
         check_untouched(own, before, names)
         assert apply(delta, base).exact
@@ -992,9 +1034,32 @@ class TestRoom:
         base, _, delta = tiny
         monkeypatch.setattr(places, "free_bytes", lambda folder: 1000)
         for way in WAYS:
-            with pytest.raises(LocalError, match=r"needs \d+ bytes of room, 1000 are free"):
+            with pytest.raises(
+                LocalError, match=r"needs \S+ MB of room \([\d,]+ bytes\), 1 kB are free \(1,000 bytes\)"
+            ):
                 apply_by(way, delta, base, tmp_path / "work")
             check_untouched(tmp_path / "work/receiver", tree(base), names_below(base))
+
+    @pytest.mark.parametrize("way", WAYS)
+    def test_a_dry_run_says_what_a_run_demands(
+        self, rich_pair: tuple[Path, Path, Path], tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        base, target, delta = rich_pair
+        receiver = fresh_copy(base, tmp_path / "receiver")
+        (tmp_path / "link").symlink_to("receiver")
+        checkpoint = tmp_path / "link" if way == "aside" else receiver
+        to, mode = (tmp_path / "out", "replace") if way == "to" else (None, way)
+        needed = apply(delta, checkpoint, to=to, mode=mode, dry_run=True).room_bytes
+        for free in (needed - 1, needed):
+            monkeypatch.setattr(places, "free_bytes", lambda folder, free=free: free)
+            for dry_run in (True, False):
+                if free < needed:
+                    with pytest.raises(LocalError, match=rf"\({needed:,} bytes\)"):
+                        apply(delta, checkpoint, to=to, mode=mode, dry_run=dry_run)
+                else:
+                    result = apply(delta, checkpoint, to=to, mode=mode, dry_run=dry_run)
+        assert result.room_bytes == needed
+        assert tree(Path(result.checkpoint)) == tree(target)
 
     @pytest.mark.parametrize("mode", ["replace", "in-place"])
     def test_one_shard_after_the_other(self, tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:

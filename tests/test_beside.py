@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import stat
 from collections.abc import Callable
@@ -436,13 +437,29 @@ class TestDry:
         for dry_run in (True, False):
             with pytest.raises(ConflictError, match="no empty folder"):
                 apply(delta, base, to=tmp_path / "full", dry_run=dry_run)
-            with pytest.raises(LocalError, match="No such file"):
+            with pytest.raises(LocalError, match=r"there is no folder .*none") as error:
                 apply(delta, base, to=tmp_path / "none/out", dry_run=dry_run)
+            assert error.value.hint == f"mkdir -p {tmp_path / 'none'}"
+            with pytest.raises(UsageError, match="is the checkpoint itself") as usage:
+                apply(delta, base, to=base, dry_run=dry_run)
+            assert "leave out --to" in str(usage.value.hint)
             with pytest.raises(UsageError, match="not a link"):
                 apply(delta, base, mode="aside", dry_run=dry_run)
             with pytest.raises(WrongBaseError, match="nothing to build"):
                 apply(delta, tmp_path / "target", to=tmp_path / "out", dry_run=dry_run)
         assert apply(delta, tmp_path / "target", dry_run=True).already
+
+    def test_a_wrong_base_is_called_by_its_link(self, case: tuple[Path, Path], tmp_path: Path) -> None:
+        _, delta = case
+        shard = next((tmp_path / "link").resolve().glob("*.safetensors"))
+        data = bytearray(shard.read_bytes())
+        data[-1] ^= 1
+        shard.write_bytes(data)
+        for dry_run in (True, False):
+            with pytest.raises(WrongBaseError) as error:
+                apply(delta, tmp_path / "link", mode="aside", dry_run=dry_run)
+            assert error.value.what == str(tmp_path / "link")
+            assert re.search("expected content blake3:[0-9a-f]{16}, found blake3:[0-9a-f]{16}(;|$)", error.value.facts)
 
     @pytest.mark.parametrize("length", [244, 256])
     def test_a_name_that_is_too_long_for_what_is_built(

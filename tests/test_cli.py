@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import os
 import pty
@@ -21,8 +22,11 @@ from typing import Any
 import pytest
 
 from dcr_cli import __version__, process
+from dcr_cli.checkpoint.checkpoint import open_checkpoint
 from dcr_cli.cli import COMMANDS, main
-from dcr_cli.errors import DamagedError
+from dcr_cli.errors import DamagedError, IncompleteError
+from faults import watching
+from receivers import fresh_copy, tree
 from strategies import INDEX, tensor_of, with_changes, write_checkpoint
 
 ESCAPE = "\x1b"
@@ -151,6 +155,62 @@ def test_version(run: Run) -> None:
 def test_verbose_says_which_kernels_are_used(run: Run, tiny_pair: tuple[Path, Path]) -> None:
     ran = run("verify", tiny_pair[0], "--against", tiny_pair[0], "-v", "-j", "3")
     assert re.search(r"^kernels: (native|reference) \(.+\)$", ran.err, re.MULTILINE) and "jobs: 3" in ran.err
+
+
+def test_apply_says_what_becomes_of_links(run: Run, tiny_pair: tuple[Path, Path], delta: Path, tmp_path: Path) -> None:
+    """A shard that is a link is replaced; the folder that a link led to is kept or removed, and that is said."""
+    cache = fresh_copy(tiny_pair[0], tmp_path / "cache")
+    for path in cache.glob("*.safetensors"):
+        path.unlink()
+        path.symlink_to(tiny_pair[0] / path.name)
+    for options, is_done in ((["-n"], False), ([], True)):
+        ran = run("apply", delta, cache, "--in-place", *options)
+        assert "2 shards could not be patched in place: a link, " in ran.out
+        assert any(path.is_symlink() for path in cache.glob("*.safetensors")) is not is_done
+    fresh_copy(tiny_pair[0], tmp_path / "v1")
+    (tmp_path / "link").symlink_to("v1")
+    assert f"previous   kept: {tmp_path / 'v1'}\n" in run("apply", delta, tmp_path / "link", "--aside").out
+    assert run("diff", tiny_pair[1], tiny_pair[0], "-o", tmp_path / "back").code == 0
+    back = ("apply", tmp_path / "back", tmp_path / "link", "--aside")
+    assert "previous   would be removed\n" in run(*back, "-n").out
+    assert "previous   removed\n" in run(*back).out
+
+
+def test_a_pattern_that_leaves_nothing_out_is_told(run: Run, tiny_pair: tuple[Path, Path]) -> None:
+    base, target = tiny_pair
+    for command in (["inspect", base], ["diff", base, target], ["verify", base, "--against", base]):
+        ran = run(*command, "--skip", "tokeniser/", "--skip", "tokenizer/", "--skip", "conf?g.json")
+        assert (ran.code, ran.err) == (0, "note: --skip tokeniser/ matches nothing\n")
+        assert run(*command, "--skip", "tokeniser/", "-q").err == ""
+    assert run("inspect", base, "--skip", ".dcr", "--json").json["ok"]
+
+
+def test_one_element_is_one(run: Run, tmp_path: Path) -> None:
+    assert "1 element, 2 B" in run("inspect", write_checkpoint(tmp_path / "one", {"a": tensor_of("BF16", (1,))})).out
+
+
+def test_hints_fit_the_command(run: Run, tiny_pair: tuple[Path, Path], delta: Path) -> None:
+    base, target = tiny_pair
+    assert is_failure(run("show", base), 3, "is a checkpoint", f"dcr inspect {base}")
+    assert is_failure(run("verify", base, "--delta", target), 3, "is a checkpoint", "by --against")
+    assert is_failure(run("apply", base, target), 3, "is a checkpoint", "dcr apply DELTA CHECKPOINT")
+    assert is_failure(run("apply", delta, base, "--to", base), 2, "the checkpoint itself", "leave out --to")
+    assert is_failure(run("inspect", base / "none"), 3, "no such folder", "spelling")
+    assert is_failure(run("apply", delta, base / "none"), 3, "no such folder", "spelling")
+
+
+def test_hints_for_damage(run: Run, tiny_pair: tuple[Path, Path], delta: Path) -> None:
+    base, target = tiny_pair
+    (base / "notes.txt").symlink_to("nothing")
+    assert is_failure(run("inspect", base), 4, "leads to no file", "--skip 'notes.txt'")
+    (base / "notes.txt").unlink()
+    (base / INDEX).write_text("{")
+    assert is_failure(run("inspect", base), 4, "is not valid JSON", "copy or download it again")
+    shard = next(target.glob("*.safetensors"))
+    shard.write_bytes(b"1234")
+    assert is_failure(run("inspect", target), 4, "too few for a safetensors file", "copy or download it again")
+    (delta / "commit.json").write_text("{")
+    assert is_failure(run("show", delta), 4, "is not valid JSON", "copy")
 
 
 # diff
@@ -329,13 +389,23 @@ def test_verify_without_a_record_is_not_found(run: Run, tiny_pair: tuple[Path, P
         (["diff", "", "b"], "BASE: an empty path", "a variable of the shell"),
         (["diff", "a", "b", "--encoding", "zip"], "'zip' is not one of", "dcr diff --help"),
         (["diff", "a", "b", "--skip", ""], "empty pattern", "a variable of the shell"),
-        (["diff", "a", "b", "-j", "0"], "greater than or equal to 1", "dcr diff --help"),
-        (["diff", "a", "b", "--jobs", "-1"], "greater than or equal to 1", "dcr diff --help"),
-        (["diff", "a", "b", "--jobs", "1000000000"], "less than or equal to", "dcr diff --help"),
-        (["diff", "a", "b", "--jobs", "many"], "valid integer", "dcr diff --help"),
-        (["diff", "a", "b", "--jobs", "9" * 5000], "--jobs", "dcr diff --help"),
+        (["diff", "a", "b", "-j", "0"], "--jobs: a number from 1 to 256 expected, found '0'", "leave it out"),
+        (["diff", "a", "b", "--jobs", "-1"], "from 1 to 256 expected, found '-1'", ""),
+        (["diff", "a", "b", "--jobs", "1000000000"], "from 1 to 256", ""),
+        (["diff", "a", "b", "--jobs", "many"], "from 1 to 256 expected, found 'many'", ""),
+        (["diff", "a", "b", "--jobs", "9" * 5000], "--jobs", ""),
         (["diff", "a", "b", "-q", "-v"], "--quiet and --verbose", "leave one of them out"),
-        (["verify", "a", "--against", "b", "--delta", "c"], "exclude each other", "leave one of them out"),
+        (
+            ["verify", "a", "--against", "b", "--delta", "c"],
+            "--against and --delta exclude each other",
+            "leave one of them out",
+        ),
+        (["apply", "a", "b", "--inplace"], "no such option: --inplace", "perhaps --in-place is meant"),
+        (["diff", "a", "b", "--out", "c"], "no such option: --out", "perhaps --output is meant"),
+        (["apply", "a", "b", "--xyz"], "no such option: --xyz", "dcr apply --help"),
+        (["help"], "no such command 'help'", "dcr --help lists the commands"),
+        (["push", "a"], "no such command 'push'", "dcr --help lists the commands"),
+        (["veryfi", "a"], "no such command 'veryfi'", "perhaps verify is meant"),
         (["show", "\x1b[31mred\n", "b"], "unexpected extra argument", ""),
     ],
 )
@@ -597,7 +667,7 @@ def hanging(folder: Path, last: str) -> Iterator[subprocess.Popen[bytes]]:
         "        time.sleep(60)\n"
         "    finally:\n"
         f"        {last}\n"
-        "module._check_folder = hang\n"
+        "module.check_folder = hang\n"
         "sys.exit(dcr_cli.cli.main(['inspect', sys.argv[1]]))"
     )
     command = [sys.executable, "-c", code, str(folder)]
@@ -617,6 +687,42 @@ def test_signals(number: signal.Signals, code: int, tiny_pair: tuple[Path, Path]
         _, told = child.communicate(timeout=30)
     assert child.returncode == code and time.monotonic() - begin < 20
     assert told.splitlines()[0] == f"dcr: stopped: by signal {number.name}".encode()
+
+
+@pytest.mark.parametrize("way", ["replace", "--in-place", "--aside", "--to"])
+def test_a_stop_says_what_it_has_left(
+    way: str, run: Run, tiny_pair: tuple[Path, Path], delta: Path, tmp_path: Path
+) -> None:
+    """As it was, incomplete, or at the target: whatever the step."""
+    work = tmp_path / "work"
+    work.mkdir()
+    checkpoint = work / ("link" if way == "--aside" else "receiver")
+    options = {"replace": [], "--to": ["--to", work / "out"]}.get(way, [way])
+    said = set()
+    for last in itertools.count(1, 4):
+        shutil.rmtree(work)
+        fresh_copy(tiny_pair[0], work / "receiver")
+        (work / "link").symlink_to("receiver")
+        steps = itertools.count(1)
+
+        def stop(kind: str, path: str, other: str, steps: Iterator[int] = steps, last: int = last) -> None:
+            if next(steps) >= last:
+                raise process.Stopped(signal.SIGTERM)
+
+        with watching(stop):
+            ran = run("apply", delta, checkpoint, *options, "-j", "1")
+        if ran.code == 0:
+            break
+        assert ran.code == 143
+        try:
+            open_checkpoint(checkpoint)
+            left = "as it was" if tree(checkpoint) == tree(tiny_pair[0]) else "at the target"
+        except IncompleteError:
+            left = "incomplete now"
+        assert ran.err.splitlines()[0] == f"dcr: stopped: by signal SIGTERM; {checkpoint} is {left}"
+        said.add(left)
+    assert "as it was" in said
+    assert ("incomplete now" in said) == (way in ("replace", "--in-place"))
 
 
 @pytest.mark.parametrize("module", ["dcr_cli.cli", "typer", "dcr_cli.process", "dcr_cli.inspect", "numpy"])
@@ -651,8 +757,8 @@ def test_an_ignored_signal_stays_ignored(tiny_pair: tuple[Path, Path]) -> None:
     code = (
         "import signal, sys, dcr_cli.cli, dcr_cli.checkpoint.checkpoint as module\n"
         "signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
-        "check = module._check_folder\n"
-        "module._check_folder = lambda *a: (signal.raise_signal(signal.SIGHUP), check(*a))\n"
+        "check = module.check_folder\n"
+        "module.check_folder = lambda *a: (signal.raise_signal(signal.SIGHUP), check(*a))\n"
         "sys.exit(dcr_cli.cli.main(['inspect', sys.argv[1], '-q']))"
     )
     assert subprocess.run([sys.executable, "-c", code, str(tiny_pair[0])], timeout=60).returncode == 0

@@ -17,6 +17,7 @@ from dcr_cli.receiver.plan import (
     Action,
     Base,
     Plan,
+    check_files,
     check_tensors,
     make_plan,
     match_files,
@@ -78,6 +79,8 @@ def plan_of(
         file_rows.append(file_row(path, raw, 1))
     manifest = Manifest(tuple(rows), (), tuple(sorted(file_rows, key=lambda file: file.path)), removed, (), ())
     read = (lambda file: headers[file.path]) if target is not None else None
+    if read is None:
+        check_files(base, manifest, "it")
     return make_plan(base, manifest, rows, read, in_place=in_place)
 
 
@@ -207,7 +210,7 @@ class TestFiles:
         for removed in ((self.gone,), (self.gone, RemovedFile("zz.txt", bytes(32)))):
             plan = plan_of(self.base, [row("a")], None, self.rows, removed=removed)
             assert plan.removed_files == ("old.txt",)
-        with pytest.raises(WrongBaseError, match=r"old\.txt: is another than the base's"):
+        with pytest.raises(WrongBaseError, match=r"old\.txt is another than the base's"):
             plan_of(self.base, [row("a")], None, self.rows, removed=(RemovedFile("old.txt", bytes(32)),))
 
     def test_a_weight_map_of_ones_own_stays(self) -> None:

@@ -33,7 +33,7 @@ def run_python(code: str) -> str:
 def test_every_public_name_is_there() -> None:
     for name in dcr_cli.__all__:
         assert getattr(dcr_cli, name) is not None
-    assert set(dcr_cli.__all__) <= set(dir(dcr_cli))
+    assert dir(dcr_cli) == sorted(dcr_cli.__all__)
 
 
 def test_every_error_is_public_and_has_its_code_in_the_tree() -> None:
@@ -99,3 +99,19 @@ def test_types_are_published() -> None:
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="nonsense"):
         dcr_cli.nonsense  # type: ignore[attr-defined]  # noqa: B018
+
+
+@pytest.mark.parametrize("jobs", [0, -1])
+def test_no_function_takes_less_than_one_thread(jobs: int, tiny_pair: tuple[Path, Path], tmp_path: Path) -> None:
+    base, target = tiny_pair
+    dcr_cli.diff(base, target, tmp_path / "delta")
+    calls = (
+        lambda: dcr_cli.diff(base, target, jobs=jobs),
+        lambda: dcr_cli.apply(tmp_path / "delta", base, jobs=jobs),
+        lambda: dcr_cli.verify(base, against=base, jobs=jobs),
+        lambda: dcr_cli.show(tmp_path / "delta", jobs=jobs),
+        lambda: dcr_cli.inspect(base, digest=True, jobs=jobs),
+    )
+    for call in calls:
+        with pytest.raises(dcr_cli.UsageError, match=rf"jobs: a number from 1 on expected, found {jobs}"):
+            call()

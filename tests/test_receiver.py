@@ -14,11 +14,11 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, gettempdir
 from typing import Any
 
 import pytest
@@ -27,7 +27,15 @@ from dcr_cli.apply import apply
 from dcr_cli.checkpoint.checkpoint import open_checkpoint
 from dcr_cli.checkpoint.digest import State
 from dcr_cli.durable import open_folder
-from dcr_cli.errors import ConflictError, DamagedError, DcrError, IncompleteError, LocalError, WrongBaseError
+from dcr_cli.errors import (
+    ConflictError,
+    DamagedError,
+    DcrError,
+    IncompleteError,
+    LocalError,
+    NotFoundError,
+    WrongBaseError,
+)
 from dcr_cli.locking import lock
 from dcr_cli.process import Stopped, signals_raised
 from dcr_cli.receiver.receiver import Marker, Receiver, decode_marker, encode_marker
@@ -61,6 +69,122 @@ def in_child(run: Callable[[], object]) -> int:
         finally:
             os._exit(code)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+class TestRecordOfWhatIsThereAlready:
+    """A checkpoint that an apply finds at the target gets the record that the apply would have left."""
+
+    @pytest.fixture(params=["replace", "in-place", "aside"])
+    def copy(self, request: pytest.FixtureRequest, tiny: Folders, tmp_path: Path) -> tuple[str, Path, Path]:
+        """A way, a full copy of the target, and what an apply is given to find it."""
+        _, target, _ = tiny
+        folder = fresh_copy(target, tmp_path / "copy")
+        (tmp_path / "link").symlink_to("copy")
+        return request.param, folder, tmp_path / "link" if request.param == "aside" else folder
+
+    def test_verify_needs_nothing_else(self, tiny: Folders, copy: tuple[str, Path, Path]) -> None:
+        mode, folder, checkpoint = copy
+        (folder / "mine.txt").write_text("mine")
+        with pytest.raises(NotFoundError) as error:
+            verify(folder)
+        assert "--delta DELTA" in str(error.value.hint)
+        assert apply(tiny[2], checkpoint, mode=mode, dry_run=True).already
+        assert ".dcr" not in os.listdir(folder)
+        assert apply(tiny[2], checkpoint, mode=mode).foreign == ("mine.txt",)
+        assert verify(folder, skip=["mine.txt"]).matches
+        names = names_below(folder)
+        before = {path: path.stat().st_mtime_ns for path in (folder / ".dcr").iterdir() if path.name != "lock"}
+        os.utime(folder / "config.json")
+        assert apply(tiny[2], checkpoint, mode=mode).already
+        assert names_below(folder) == names
+        assert before.keys() == {path for path in (folder / ".dcr").iterdir() if path.name != "lock"}
+        with (folder / "config.json").open("ab") as file:
+            file.write(b" ")
+        assert [sidecar.path for sidecar in verify(folder, skip=["mine.txt"]).sidecars] == ["config.json"]
+
+    def test_where_it_cannot_be_written_there_is_none(self, tiny: Folders, copy: tuple[str, Path, Path]) -> None:
+        mode, folder, checkpoint = copy
+
+        def refuse(kind: str, path: str, other: str) -> None:
+            if "state." in path:
+                raise LocalError(path, "cannot be written")
+
+        with watching(refuse):
+            assert apply(tiny[2], checkpoint, mode=mode).already
+        assert ".dcr" not in os.listdir(folder)
+
+    def test_stopped_at_any_step(self, tiny: Folders, copy: tuple[str, Path, Path]) -> None:
+        mode, folder, checkpoint = copy
+        for last in count(1):
+            fresh_copy(tiny[1], folder)
+            steps = count(1)
+
+            def stop(kind: str, path: str, other: str, steps: Iterator[int] = steps, last: int = last) -> None:
+                if next(steps) >= last:
+                    raise StoppedError
+
+            with watching(stop), suppress(StoppedError):
+                apply(tiny[2], checkpoint, mode=mode)
+                break
+            with suppress(NotFoundError):
+                assert verify(folder).matches
+            assert apply(tiny[2], checkpoint, mode=mode).already
+            assert verify(folder).matches
+            assert tree(folder) == tree(tiny[1])
+        assert last > 10
+
+
+class TestAFolderThatMayNotBeChanged:
+    """A dry run refuses it in the words of a run; at the target, neither has to change anything."""
+
+    def run_as_other(self, delta: Path, receiver: Path, text: str, *, dry_run: bool) -> int:
+        """Apply as a user who may not; `text` is in the refusal, if there is to be one."""
+        if os.geteuid() != 0:
+            pytest.skip("only root can become another user")
+        receiver.chmod(0o755)
+        _open_to_all(receiver)
+
+        def as_other() -> None:
+            os.setgid(65534)
+            os.setuid(65534)
+            with pytest.raises(DcrError) if text else nullcontext() as error:
+                apply(delta, receiver, dry_run=dry_run)
+            if error is not None:
+                assert text in f"{error.value} {error.value.hint}"
+
+        return in_child(as_other)
+
+    @pytest.mark.parametrize("dry_run", [True, False])
+    @pytest.mark.parametrize("has_record", [True, False])
+    def test_at_the_base(self, tiny: Folders, *, dry_run: bool, has_record: bool) -> None:
+        receiver, _, delta = tiny
+        if has_record:
+            (receiver / ".dcr").mkdir()
+        text = "receiver: is a folder in which this process may not change names run as a user who may"
+        assert self.run_as_other(delta, receiver, text, dry_run=dry_run) == 0
+
+    @pytest.mark.parametrize("dry_run", [True, False])
+    def test_at_the_target(self, tiny: Folders, *, dry_run: bool) -> None:
+        receiver, target, delta = tiny
+        fresh_copy(target, receiver)
+        assert self.run_as_other(delta, receiver, "", dry_run=dry_run) == 0
+        assert ".dcr" not in os.listdir(receiver)
+
+    def test_closed_to_this_user(self, tiny: Folders) -> None:
+        receiver, _, delta = tiny
+        if os.geteuid() != 0:
+            pytest.skip("only root can become another user")
+        _open_to_all(receiver)
+        receiver.chmod(0o700)
+
+        def as_other() -> None:
+            os.setuid(65534)
+            with pytest.raises(LocalError) as error:
+                verify(receiver, delta=delta)
+            assert error.value.what == str(receiver)
+            assert str(error.value.hint).endswith(f"chmod a+rx {receiver}")
+
+        assert in_child(as_other) == 0
 
 
 class TestLock:
@@ -687,7 +811,7 @@ class TestLimits:
             delta = make_delta(base, target, tmp_path / "delta")
             (place / "ballast").write_bytes(bytes(1_200_000))
             before = tree(base)
-            with pytest.raises(LocalError, match=r"needs \d+ bytes of room, \d+ are free"):
+            with pytest.raises(LocalError, match=r"needs 2\.\d+ MB of room \([\d,]+ bytes\), 1\.\d+ MB are free"):
                 apply(delta, base)
             assert tree(base) == before
             assert not (base / ".dcr").exists()
@@ -908,7 +1032,7 @@ def _record_of(receiver: Path) -> Record | None:
 def _open_to_all(path: Path) -> None:
     """Let other users reach a folder of pytest's."""
     for above in path.parents:
-        if "pytest" in str(above):
+        if Path(gettempdir()) in above.parents:
             above.chmod(above.stat().st_mode | 0o755)
     for where, _, _ in os.walk(path.parent):
         os.chmod(where, os.stat(where).st_mode | 0o555)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from dcr_cli.checkpoint.digest import State
+from dcr_cli.errors import size
 from dcr_cli.report import documents, people
 from dcr_cli.report.progress import Progress
 
@@ -31,7 +32,7 @@ from dcr_cli.report.progress import Progress
     ],
 )
 def test_sizes(count: int, text: str) -> None:
-    assert people.size(count) == text
+    assert size(count) == text
 
 
 @pytest.mark.parametrize(

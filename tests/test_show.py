@@ -10,8 +10,10 @@ from dcr_cli.checkpoint.digest import digest_text
 from dcr_cli.diff import diff
 from dcr_cli.errors import DcrError, NotFoundError
 from dcr_cli.inspect import DtypeFacts, SidecarFacts, inspect
+from dcr_cli.report import people
 from dcr_cli.show import show
 from dcr_kernels import reference
+from receivers import write_rich_pair
 from strategies import every_dtype, tensor_of, with_changes, write_checkpoint
 
 
@@ -34,10 +36,42 @@ def test_show_tells_added_removed_renamed_and_files(tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "target", target, sidecars={"x": b"2"})
     diff(tmp_path / "base", tmp_path / "target", tmp_path / "delta")
     result = show(tmp_path / "delta")
-    assert (result.added, result.removed, result.renamed) == (("new",), ("b", "c"), (("b", "b2"),))
+    assert (result.new, result.removed, result.renamed) == (("new",), ("c",), (("b", "b2"),))
     assert "x" in result.sent_files
     assert result.removed_files == ("y",)
     assert sum(encoding.bytes for encoding in result.encodings) == sum(row.bytes for row in result.rows)
+
+
+@pytest.mark.parametrize("encoding", ["auto", "whole"])
+def test_show_and_diff_use_the_same_words(tmp_path: Path, encoding: str) -> None:
+    """Without the base, added and replaced are one; of what is sent whole, the changed elements are a bound."""
+    made = diff(*write_rich_pair(tmp_path), tmp_path / "delta", encoding=encoding)
+    result = show(tmp_path / "delta")
+    assert sorted(result.new) == sorted((*made.added, *made.replaced)) != []
+    assert (
+        (result.removed, result.renamed)
+        == (made.removed, made.renamed)
+        == (("c.removed",), (("d.old_name", "d.new_name"),))
+    )
+    assert result.changed_tensors == made.changed_tensors
+    assert result.changed_elements - result.whole_elements <= made.changed_elements <= result.changed_elements
+    assert result.whole_elements > 0
+    by_name = {row.name: row for row in made.rows}
+    for row in result.rows:
+        assert row.is_whole or row.changed_elements == by_name[row.name].changed_elements
+    text = people.render(people.show_lines(result, verbose=True), None)
+    assert f"at most {result.changed_elements:,} changed" in text
+    assert f"new        {len(result.new)} added or replaced: " in text
+
+
+def test_equal_to_another_tensor_of_the_base_is_replaced(tmp_path: Path) -> None:
+    """A tensor that is now what another one is has not stayed the same."""
+    base = {"a": tensor_of("F32", (2048,), 1), "b": tensor_of("F32", (2048,), 2)}
+    write_checkpoint(tmp_path / "base", base)
+    write_checkpoint(tmp_path / "target", {"a": base["a"], "b": base["a"]})
+    made = diff(tmp_path / "base", tmp_path / "target", tmp_path / "delta")
+    assert [(row.name, row.kind) for row in made.rows] == [("a", "same"), ("b", "replaced")]
+    assert (made.replaced, show(tmp_path / "delta").new) == (("b",), ("b",))
 
 
 def test_any_flipped_byte_of_a_delta_is_refused(tiny_pair: tuple[Path, Path], tmp_path: Path) -> None:

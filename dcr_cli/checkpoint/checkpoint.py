@@ -164,7 +164,7 @@ def open_checkpoint(
     folder = Path(root)
     if "" in skip:
         raise UsageError("--skip", "an empty pattern matches no file", hint=NOT_SET)
-    _check_folder(folder, what)
+    check_folder(folder, what)
     if not allow_incomplete:
         check_complete(folder)
     strangers: list[str] | None = [] if allow_strangers else None
@@ -192,11 +192,13 @@ def open_checkpoint(
     return Checkpoint(folder, shards, sidecars, tensors, by_name, skipped, identities, others)
 
 
-def _check_folder(folder: Path, what: str) -> None:
+def check_folder(folder: Path, what: str) -> None:
+    """Raise NotFoundError, or LocalError if that cannot be told, if there is no folder at all."""
     try:
         mode = folder.stat().st_mode
     except (FileNotFoundError, NotADirectoryError, ValueError) as error:
-        raise NotFoundError(f"{what} {folder}", "no such folder") from error
+        spelling = "check its spelling, and that its disk is mounted"
+        raise NotFoundError(f"{what} {folder}", "no such folder", hint=spelling) from error
     except OSError as error:
         raise LocalError(f"{what} {folder}", f"cannot be looked at: {error.strerror}", hint=hint_of(error)) from error
     if not stat.S_ISDIR(mode):

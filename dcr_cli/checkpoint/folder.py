@@ -68,7 +68,7 @@ def scan(
             if entry.name.startswith(".") or skipped.match(path):
                 continue
             try:
-                status = _status_of(entry)
+                status = _status_of(entry, path)
             except DamagedError:
                 if strangers is None or path.endswith(must_be_files):
                     raise
@@ -92,6 +92,20 @@ def scan(
     return dict(sorted(found.items()))
 
 
+def idle_patterns(roots: Sequence[Path], skip: Sequence[str]) -> list[str]:
+    """The patterns of `skip` that match nothing that there is below one of `roots`."""
+    left = {pattern: Patterns([pattern]) for pattern in skip}
+    for root in roots:
+        for where, folders, files in os.walk(root):
+            folders[:] = [name for name in folders if not name.startswith(".")]
+            for name in (*folders, *files):
+                path = os.path.relpath(os.path.join(where, name), root)
+                left = {pattern: one for pattern, one in left.items() if not one.match(path)}
+            if not left:
+                return []
+    return list(left)
+
+
 def _list(folder: Path) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(folder) as entries:
@@ -102,12 +116,13 @@ def _list(folder: Path) -> list[os.DirEntry[str]]:
         raise LocalError(str(folder), f"cannot be listed: {error.strerror}", hint=hint_of(error)) from error
 
 
-def _status_of(entry: os.DirEntry[str]) -> os.stat_result:
+def _status_of(entry: os.DirEntry[str], path: str) -> os.stat_result:
     try:
         return entry.stat()
     except OSError as error:
         if entry.is_symlink():
-            raise DamagedError(entry.path, f"is a link that leads to no file: {error.strerror}") from error
+            hint = f"put the file there that it leads to, or {skip_hint(pattern_of(path))}"
+            raise DamagedError(entry.path, f"is a link that leads to no file: {error.strerror}", hint=hint) from error
         if isinstance(error, FileNotFoundError):
             raise ConflictError(entry.path, "changed while reading: it is gone", hint=AT_REST) from error
         raise LocalError(entry.path, f"cannot be read: {error.strerror}", hint=hint_of(error)) from error

@@ -135,7 +135,7 @@ def header_bytes(start: bytes, total_bytes: int, what: str, *, max_header_bytes:
         raise DamagedError(what, "is empty, not a safetensors file", hint=COPY_AGAIN)
     check_no_other_file(start, what, "a safetensors file")
     if total_bytes < LENGTH_BYTES or len(start) < LENGTH_BYTES:
-        raise DamagedError(what, f"has {total_bytes} bytes, too few for a safetensors file")
+        raise DamagedError(what, f"has {total_bytes} bytes, too few for a safetensors file", hint=COPY_AGAIN)
     length: int = struct.unpack_from("<Q", start)[0]
     if length > max_header_bytes:
         raise DamagedError(what, f"states a header of {length} bytes, more than the {max_header_bytes} allowed")

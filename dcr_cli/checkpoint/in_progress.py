@@ -32,8 +32,11 @@ def is_incomplete(root: str | os.PathLike[str]) -> bool:
         return False
     except OSError as error:
         facts = f"cannot tell whether an apply is in progress: {error.strerror}"
-        hint = f"as its owner, let its readers in: chmod a+rx {shlex.quote(str(marker.parent))}"
-        raise LocalError(str(marker), facts, hint=hint if error.errno == errno.EACCES else hint_of(error)) from error
+        closed = marker.parent if os.access(root, os.X_OK, effective_ids=True) else Path(root)
+        hint = f"as its owner, let its readers in: chmod a+rx {shlex.quote(str(closed))}"
+        if error.errno != errno.EACCES:
+            raise LocalError(str(marker), facts, hint=hint_of(error)) from error
+        raise LocalError(str(closed), facts, hint=hint) from error
     return True
 
 

@@ -20,14 +20,16 @@ MAX_U64 = 2**64 - 1
 MIN_I64 = -(2**63)
 
 
-def strict_json(data: bytes, what: str) -> Any:
+def strict_json(data: bytes, what: str, *, hint: str | None = None) -> Any:
     """Parse `data`; raise DamagedError about `what` if it is not strict JSON. "-0" is read as a float, no integer."""
-    value = load_json(data, what, plain_object)
+    value = load_json(data, what, plain_object, hint=hint)
     check_levels(value, what)
     return value
 
 
-def load_json(data: bytes, what: str, make_object: Callable[[list[tuple[str, Any]]], Any]) -> Any:
+def load_json(
+    data: bytes, what: str, make_object: Callable[[list[tuple[str, Any]]], Any], *, hint: str | None = None
+) -> Any:
     """Parse as strict_json does, but leave the levels to check_levels, and call `make_object` for every object.
 
     `make_object` gets the members in order, duplicates included, and raises ValueError with what is wrong.
@@ -44,13 +46,13 @@ def load_json(data: bytes, what: str, make_object: Callable[[list[tuple[str, Any
             parse_constant=_constant,
         )
     except UnicodeDecodeError as error:
-        raise DamagedError(what, f"is not UTF-8, at byte {error.start} of its JSON") from error
+        raise DamagedError(what, f"is not UTF-8, at byte {error.start} of its JSON", hint=hint) from error
     except json.JSONDecodeError as error:
-        raise DamagedError(what, f"is not valid JSON: {error.msg}, at character {error.pos}") from error
+        raise DamagedError(what, f"is not valid JSON: {error.msg}, at character {error.pos}", hint=hint) from error
     except ValueError as error:
-        raise DamagedError(what, f"is not valid JSON: {error}") from error
+        raise DamagedError(what, f"is not valid JSON: {error}", hint=hint) from error
     except RecursionError as error:
-        raise DamagedError(what, f"is JSON of more than {MAX_JSON_LEVELS} levels") from error
+        raise DamagedError(what, f"is JSON of more than {MAX_JSON_LEVELS} levels", hint=hint) from error
 
 
 def plain_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 
-from dcr_cli.checkpoint.header import check_no_other_file
+from dcr_cli.checkpoint.header import COPY_AGAIN, check_no_other_file
 from dcr_cli.checkpoint.json_text import strict_json
 from dcr_cli.checkpoint.names import safe_path, shown
 from dcr_cli.checkpoint.parts import SHARD_SUFFIX
@@ -23,7 +23,7 @@ _NUMBERED = re.compile(r"(.*)-([0-9]+)-of-([0-9]+)\.safetensors", re.DOTALL)
 def parse_weight_map(data: bytes, what: str) -> dict[str, str]:
     """Return tensor name -> path of its shard; every path is safe and names a safetensors file."""
     check_no_other_file(data[:64], what, "a weight map")
-    document = strict_json(data, what)
+    document = strict_json(data, what, hint=COPY_AGAIN)
     weight_map = document.get("weight_map") if isinstance(document, dict) else None
     if not isinstance(weight_map, dict) or not weight_map:
         raise DamagedError(what, "has no weight_map, an object that says in which shard each tensor is")

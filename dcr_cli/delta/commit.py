@@ -68,7 +68,7 @@ def decode_commit(data: bytes, what: str) -> Commit:
     refuse_web_page(data, what)
     if len(data) > COMMIT_LIMIT:
         raise DamagedError(what, f"has {len(data)} bytes, at most {COMMIT_LIMIT} are allowed")
-    document = strict_json(data, what)
+    document = strict_json(data, what, hint=COPY_DELTA)
     if not isinstance(document, dict):
         raise DamagedError(what, "is not a JSON object")
     check_format(document.get("format"), what)

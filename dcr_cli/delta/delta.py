@@ -53,14 +53,16 @@ class Delta:
                 place += DIGEST_BYTES
 
 
-def open_delta(folder: str | os.PathLike[str]) -> Delta:
+def open_delta(folder: str | os.PathLike[str], *, if_checkpoint: str = _MAKE) -> Delta:
     """Read the documents of the delta in `folder` and check that they belong together and describe its target.
+
+    `if_checkpoint` is the hint for somebody who gives a checkpoint instead.
 
     Raises NotFoundError when there is no delta, DamagedError when it is incomplete or malformed, UnsupportedError when
     it needs a newer dcr.
     """
     root = Path(folder)
-    _check_folder(root)
+    _check_folder(root, if_checkpoint)
     commit_object = _read(root, COMMIT_NAME, COMMIT_LIMIT)
     commit = decode_commit(commit_object, str(root / COMMIT_NAME))
     manifest_object = _read(root, MANIFEST_NAME, _OBJECT_LIMIT)
@@ -73,7 +75,7 @@ def open_delta(folder: str | os.PathLike[str]) -> Delta:
     return delta
 
 
-def _check_folder(root: Path) -> None:
+def _check_folder(root: Path, if_checkpoint: str) -> None:
     try:
         names = os.listdir(root)
     except FileNotFoundError as error:
@@ -89,7 +91,7 @@ def _check_folder(root: Path) -> None:
         raise DamagedError(str(root), facts, hint="run the dcr diff that writes it again")
     facts, hint = f"holds no delta: it has no {COMMIT_NAME}", _MAKE
     if any(name.endswith(".safetensors") for name in names):
-        facts, hint = f"{facts}; it is a checkpoint", "the delta comes first: dcr apply DELTA CHECKPOINT"
+        facts, hint = f"{facts}; it is a checkpoint", if_checkpoint
     raise NotFoundError(str(root), facts, hint=hint)
 
 

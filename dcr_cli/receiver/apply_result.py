@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from dcr_cli.checkpoint.digest import State
 from dcr_cli.receiver.job import Job
-from dcr_cli.receiver.plan import Action, Plan, room_at_once
+from dcr_cli.receiver.places import room_for
+from dcr_cli.receiver.plan import Action, Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,9 +15,10 @@ class ApplyResult:
     """What was done to `checkpoint`, the folder that is now at the target (or would be, if `dry_run`).
 
     `already`: it was at the target, nothing was written. `recovered`: a change that had been stopped was finished.
-    `exact`: its files are the target's byte for byte; else it keeps its own shards. `foreign` files are no part of the
-    checkpoint and were left. `previous` is the folder that a link pointed at before, if it is left there.
-    `not_carried` are files of such a folder that could not be carried over, so that it was not removed.
+    `exact`: its files are the target's byte for byte; else it keeps its own shards. `room_bytes` have to be free.
+    `foreign` files are no part of the checkpoint and were left. `previous` is the folder that a link pointed at before,
+    if it is left there. `not_carried` are files of such a folder that could not be carried over, so that it was not
+    removed.
     """
 
     checkpoint: str
@@ -89,14 +91,14 @@ def done(
         already=False,
         recovered=recovered,
         dry_run=dry_run,
-        exact=plan.is_exact,
+        exact=plan.ends_exact,
         changed_tensors=sum(bool(row.pieces) or row.source != row.name for row in job.target.rows),
         kept_shards=actions.count(Action.KEEP),
         patched_shards=actions.count(Action.PATCH),
         rewritten_shards=actions.count(Action.REWRITE),
         files_changed=tuple(dict.fromkeys(files)),
         bytes_written=bytes_written,
-        room_bytes=room_at_once(plan),
+        room_bytes=room_for(plan),
         foreign=foreign,
         previous=previous,
     )

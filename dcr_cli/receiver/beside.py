@@ -7,6 +7,7 @@ incomplete, and removed by the next.
 from __future__ import annotations
 
 import os
+import shlex
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -14,8 +15,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dcr_cli.checkpoint.in_progress import IN_PROGRESS, MAX_MARKER_BYTES, STATE_FOLDER, command_to_finish
+from dcr_cli.checkpoint.names import shown
 from dcr_cli.durable import PRIVATE_FOLDER_MODE, Folder, open_folder
-from dcr_cli.errors import ConflictError, DcrError, IncompleteError, WrongBaseError
+from dcr_cli.errors import ConflictError, DcrError, IncompleteError, LocalError, WrongBaseError
 from dcr_cli.locking import lock
 from dcr_cli.receiver.apply_result import ApplyResult, done, nothing_done
 from dcr_cli.receiver.carry import (
@@ -28,12 +30,13 @@ from dcr_cli.receiver.carry import (
     remove_known,
     unknown_files,
 )
-from dcr_cli.receiver.fresh import Fresh, room_of_fresh
+from dcr_cli.receiver.fresh import Fresh, room_for_fresh
 from dcr_cli.receiver.job import Job, Target
 from dcr_cli.receiver.link import Link, check_still, is_made_for, is_used_otherwise, read_link, turn
 from dcr_cli.receiver.places import changed_paths, check_changeable, check_lengths
 from dcr_cli.receiver.plan import Plan
 from dcr_cli.receiver.receiver import LOCK, MARKER, Receiver, decode_marker
+from dcr_cli.receiver.sidecars import leave_record
 from dcr_cli.receiver.survey import Survey, is_there_already, judge, look_at, open_root
 
 TO, ASIDE = "to", "aside"
@@ -44,7 +47,7 @@ _PREVIOUS_LIMIT = 1 << 30
 def apply_to(checkpoint: Path, out: Path, target: Target, skip: Sequence[str]) -> ApplyResult:
     """Build the target in `out`, which must not exist or be an empty folder; `checkpoint` is only read."""
     out = Path(os.path.abspath(out))
-    with open_root(checkpoint) as source, open_folder(out.parent) as parent:
+    with open_root(checkpoint) as source, open_parent(out) as parent:
         check_free(parent, out.name)
         found, job = look_at(source, target, skip)
         if is_there_already(found, job):
@@ -62,11 +65,19 @@ def apply_to(checkpoint: Path, out: Path, target: Target, skip: Sequence[str]) -
         return done_to(out, found, job, plan, bytes_written=fresh.bytes_written, dry_run=False)
 
 
+def open_parent(out: Path) -> Folder:
+    """Open the folder that `out` is to be built in; LocalError if there is none."""
+    if not out.parent.exists():
+        hint = f"mkdir -p {shlex.quote(str(out.parent))}"
+        raise LocalError(str(out), f"there is no folder {shown(str(out.parent))}", hint=hint)
+    return open_folder(out.parent)
+
+
 def done_to(out: Path, found: Survey, job: Job, plan: Plan, *, bytes_written: int, dry_run: bool) -> ApplyResult:
     paths = [shard.path for shard in plan.shards] + [row.path for row in job.target.delta.manifest.files]
     foreign = found.foreign
     result = done(str(out), TO, job, plan, files=paths, bytes_written=bytes_written, foreign=foreign, dry_run=dry_run)
-    return replace(result, room_bytes=room_of_fresh(plan, links=False))
+    return replace(result, room_bytes=room_for_fresh(plan, links=False))
 
 
 def apply_aside(path: Path, target: Target, skip: Sequence[str], *, keep_previous: bool) -> ApplyResult:
@@ -79,7 +90,7 @@ def apply_aside(path: Path, target: Target, skip: Sequence[str], *, keep_previou
         folder = old.root.path
         kept, not_carried = _remove_previous(old, parent, link)
         _remove_unfinished(parent, link)
-        found, job = look_at(old.root, target, skip)
+        found, job = look_at(old.root, target, skip, what=str(path))
         is_there = is_there_already(found, job)
         if not is_there:
             with open_folder(path.parent) as above:
@@ -88,6 +99,8 @@ def apply_aside(path: Path, target: Target, skip: Sequence[str], *, keep_previou
         built = _Move(old, parent, link, skip).build(found, job, plan) if plan is not None else None
         if plan is None or built is None:
             is_exact = found.has_target_files
+            own = found.files_at_target(target.delta.manifest)
+            leave_record(old, job, own, is_trusted=found.known is not None)
             result = nothing_done(str(path), ASIDE, job, exact=is_exact, foreign=found.foreign, dry_run=False)
             return replace(result, previous=kept, not_carried=tuple(not_carried))
         name, written = built
@@ -114,7 +127,7 @@ def apply_aside(path: Path, target: Target, skip: Sequence[str], *, keep_previou
         result = done(
             str(path), ASIDE, job, plan, files=files, bytes_written=written, foreign=found.foreign, previous=kept
         )
-        return replace(result, not_carried=(*not_carried, *left), room_bytes=room_of_fresh(plan, links=True))
+        return replace(result, not_carried=(*not_carried, *left), room_bytes=room_for_fresh(plan, links=True))
 
 
 def check_beside(link: Link, parent: Folder, above: Folder, target: Target) -> None:

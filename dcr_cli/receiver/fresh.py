@@ -13,7 +13,7 @@ from contextlib import suppress
 from dcr_cli.checkpoint.folder import Identity, check_same, identity_of
 from dcr_cli.durable import NEW_FILE_MODE, PRIVATE_FILE_MODE, File, Folder, may_give_owner
 from dcr_cli.receiver.job import Job, Outcome
-from dcr_cli.receiver.places import check_names, check_room, folders_of
+from dcr_cli.receiver.places import check_names, check_room, folders_of, with_slack
 from dcr_cli.receiver.plan import Action, Plan
 from dcr_cli.receiver.receiver import Marker, Receiver
 from dcr_cli.receiver.sidecars import NewFiles, final_files, new_files, record_target
@@ -152,13 +152,13 @@ class Fresh:
 def check_fresh(folder: Folder, source: Folder, plan: Plan, files: NewFiles, *, links: bool) -> None:
     """Raise LocalError or DamagedError if what `plan` makes of `source` could not be built in or below `folder`."""
     check_names(source, [shard.path for shard in plan.shards] + files.paths)
-    check_room(folder, room_of_fresh(plan, links=links), len(plan.shards))
+    check_room(folder, room_for_fresh(plan, links=links))
 
 
-def room_of_fresh(plan: Plan, *, links: bool) -> int:
-    """Bytes that building a whole new folder takes; with `links`, what stays is shared."""
+def room_for_fresh(plan: Plan, *, links: bool) -> int:
+    """Bytes that have to be free to build a whole new folder; with `links`, what stays is shared."""
     made = [shard.size for shard in plan.shards if not (links and shard.action is Action.KEEP)]
-    return sum(made) + plan.written_file_bytes
+    return with_slack(sum(made) + plan.written_file_bytes, len(plan.shards))
 
 
 def _with_those_above(folders: Sequence[str]) -> list[str]:

@@ -25,11 +25,13 @@ from dcr_cli.delta.manifest import FileRow, TensorRow
 from dcr_cli.delta.payload import PayloadReader, split_run
 from dcr_cli.errors import ConflictError, DamagedError, WrongBaseError
 from dcr_cli.receiver.passes import Digests, run_pass
-from dcr_cli.receiver.plan import IN_ORDER, Base, NewShard, Plan, make_plan, shard_of_tensors
+from dcr_cli.receiver.plan import IN_ORDER, Base, NewShard, Plan, check_files, make_plan, shard_of_tensors
 from dcr_cli.receiver.tasks import ShardWork, Source
 
 Progress = Callable[[str, int, int], None]
 Sums = NDArray[np.uint32]
+# Of a digest, where people compare two of them.
+_SHOWN_DIGITS = 16
 
 
 class Target:
@@ -95,8 +97,13 @@ class Job:
         self.is_copy = (self.source_of >= 0) & np.array([not row.pieces for row in target.rows], bool)
 
     def plan(self, *, is_exact: bool, in_place: bool) -> Plan:
-        """Plan the change; `is_exact`: to the target's own shards, which needs the base's own files."""
+        """Plan the change; `is_exact`: to the target's own shards, which needs the base's own files.
+
+        Raises WrongBaseError if the files of another receiver cannot become the target's.
+        """
         manifest, rows = self.target.delta.manifest, self.target.rows
+        if not is_exact:
+            check_files(self.base, manifest, self.what)
         plan = make_plan(self.base, manifest, rows, self._target_header if is_exact else None, in_place=in_place)
         if is_exact:
             self._check_weight_map(plan)
@@ -230,12 +237,17 @@ def wrong_base(job: Job, sums: Sums) -> WrongBaseError:
     # Of a tensor that the delta only copies, the digest must be the target's.
     copies = np.flatnonzero(job.is_copy)
     wrong = copies[(sums[job.source_of[copies]] != job.target.sums[copies]).any(axis=1)]
-    expected = job.target.delta.commit.base.content.hex()
+    expected = job.target.delta.commit.base.content.hex()[:_SHOWN_DIGITS]
     facts = f"is not the base of this delta: expected content blake3:{expected}, "
-    facts += f"found blake3:{content_of(job.tensors, sums).hex()}"
+    facts += f"found blake3:{content_of(job.tensors, sums).hex()[:_SHOWN_DIGITS]}"
     if len(wrong):
         names = [str(job.target.rows[number].source) for number in wrong]
-        facts += f"; {len(wrong)} tensors that it does not change differ, {listed(names, 3)}"
+        differ = (
+            "1 tensor that it does not change differs"
+            if len(wrong) == 1
+            else f"{len(wrong)} tensors that it does not change differ"
+        )
+        facts += f"; {differ}, {listed(names, 3)}"
     return WrongBaseError(job.what, facts, hint=IN_ORDER)
 
 

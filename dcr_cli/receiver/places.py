@@ -14,7 +14,7 @@ from dcr_cli.checkpoint.header import file_kind
 from dcr_cli.checkpoint.in_progress import STATE_FOLDER
 from dcr_cli.checkpoint.names import shown
 from dcr_cli.durable import Folder, NoRoomError
-from dcr_cli.errors import DamagedError, LocalError, UsageError, WrongBaseError
+from dcr_cli.errors import MAY_NOT, DamagedError, LocalError, UsageError, WrongBaseError, size
 from dcr_cli.receiver.plan import Action, Base, Plan, room_at_once, room_in_turn
 from dcr_cli.receiver.room import free_bytes
 
@@ -186,7 +186,7 @@ def _check_folder(root: Folder, folder: str, seen: set[str], removed: Collection
         if root.is_fixed(folder):
             raise LocalError(str(where), _FIXED, hint=_UNFIX)
         if not os.access(folder or ".", os.W_OK | os.X_OK, dir_fd=root.fd, effective_ids=True):
-            raise LocalError(str(where), "is a folder in which this process may not change names")
+            raise LocalError(str(where), "is a folder in which this process may not change names", hint=MAY_NOT)
         # A link above would have been seen as no folder.
         folder = folder.rpartition("/")[0]
 
@@ -211,23 +211,29 @@ def check_plan(root: Folder, base: Base, plan: Plan, paths: Collection[str]) -> 
         status = root.status(row.path)
         if row.path not in ours and status is not None and not stat.S_ISDIR(status.st_mode):
             raise WrongBaseError(str(root.path / row.path), f"{_IN_THE_WAY} a file", hint=_MOVE_AWAY)
-    if has_room(root, room_at_once(plan), len(paths)):
+    if has_room(root, room_at_once(plan), len(changed_paths(plan))):
         return True
-    check_room(root, room_in_turn(plan), len(paths))
+    check_room(root, room_for(plan))
     return False
 
 
+def room_for(plan: Plan) -> int:
+    """Bytes that have to be free so that a plan can be carried out where the receiver is."""
+    return with_slack(room_in_turn(plan), len(changed_paths(plan)))
+
+
 def has_room(folder: Folder, needed_bytes: int, files: int) -> bool:
-    return free_bytes(folder) >= _with_slack(needed_bytes, files)
+    return free_bytes(folder) >= with_slack(needed_bytes, files)
 
 
-def check_room(folder: Folder, needed_bytes: int, files: int) -> None:
-    """Raise LocalError, with both numbers, if there is no room for `needed_bytes` in so many files."""
-    free, needed = free_bytes(folder), _with_slack(needed_bytes, files)
+def check_room(folder: Folder, needed: int) -> None:
+    """Raise LocalError, with both numbers, if fewer bytes than `needed` are free."""
+    free = free_bytes(folder)
     if free < needed:
-        facts = f"needs {needed} bytes of room, {free} are free"
+        facts = f"needs {size(needed)} of room ({needed:,} bytes), {size(free)} are free ({free:,} bytes)"
         raise NoRoomError(shown(str(folder.path)), facts, hint="make room and run the same command again")
 
 
-def _with_slack(needed_bytes: int, files: int) -> int:
+def with_slack(needed_bytes: int, files: int) -> int:
+    """Bytes that have to be free to write so many of them in so many files, and what goes with them."""
     return needed_bytes + _SLACK_BYTES + files * _SLACK_PER_FILE_BYTES

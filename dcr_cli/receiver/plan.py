@@ -5,16 +5,17 @@ change.py and fresh.py carry a plan out. Whether the receiver's bits are the bas
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
 from dcr_cli.checkpoint.checkpoint import FileDigest, Shard, Tensor
-from dcr_cli.checkpoint.digest import files_digest
+from dcr_cli.checkpoint.digest import files_digest, object_digest
 from dcr_cli.checkpoint.header import DTYPES, Header, stored_elements
 from dcr_cli.checkpoint.names import shown
-from dcr_cli.checkpoint.parts import SHARD, SIDECAR
+from dcr_cli.checkpoint.parts import SHARD, SIDECAR, WEIGHT_MAP
 from dcr_cli.delta.encoding import BLOCK_BYTES
 from dcr_cli.delta.manifest import FileRow, Manifest, TensorRow
 from dcr_cli.errors import DamagedError, WrongBaseError
@@ -83,9 +84,14 @@ class Component:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is to be done."""
+    """What is to be done.
+
+    `is_exact`: to the target's own shards. `ends_exact`: the files are the target's in the end, byte for byte; that is
+    so, too, for a receiver that keeps shards of its own, if those are the target's.
+    """
 
     is_exact: bool
+    ends_exact: bool
     shards: tuple[NewShard, ...]
     components: tuple[Component, ...]
     written_files: tuple[FileRow, ...]
@@ -157,7 +163,9 @@ def make_plan(
         for path, raw, places in layout
     )
     written, removed = _plan_files(base, manifest, is_exact=target_header is not None)
-    return Plan(target_header is not None, shards, _components(base, shards, rows), written, removed)
+    is_exact = target_header is not None
+    ends_exact = is_exact or _ends_as_target(base, manifest, shards)
+    return Plan(is_exact, ends_exact, shards, _components(base, shards, rows), written, removed)
 
 
 def shard_of_tensors(plan: Plan, rows: Sequence[TensorRow]) -> dict[str, str]:
@@ -209,6 +217,17 @@ def _target_layout(
     if number_of:
         raise DamagedError("manifest", f"tensor {shown(next(iter(number_of)))} is in the header of no shard")
     return layout
+
+
+def _ends_as_target(base: Base, manifest: Manifest, shards: Sequence[NewShard]) -> bool:
+    """Whether a receiver that keeps its shards ends with the target's headers and weight map."""
+    weight_map = {file.path: file.blake3 for file in base.files if file.kind == WEIGHT_MAP}
+    grown = sum(place.size for shard in shards for place in shard.places) - sum(t.bytes for t in base.by_name.values())
+    if weight_map and grown:
+        # It says how much there is, and is written anew.
+        return False
+    final = {shard.path: object_digest(shard.header) for shard in shards} | weight_map
+    return final == {row.path: row.blake3 for row in manifest.files if row.kind != SIDECAR}
 
 
 def _action(
@@ -296,25 +315,64 @@ def _journal_bytes(row: TensorRow, size: int) -> int:
     return taken + (blocks + size // BLOCK_BYTES + 1) * _ENTRY_BYTES
 
 
-def _plan_files(base: Base, manifest: Manifest, *, is_exact: bool) -> tuple[tuple[FileRow, ...], tuple[str, ...]]:
-    """Say which sidecars are written and which are removed; those that cannot be had make another base."""
-    held = {file.path: (file.blake3, file.size) for file in base.files if file.kind != SHARD}
-    rows = [row for row in manifest.files if row.kind == SIDECAR or (is_exact and row.kind != SHARD)]
-    others = [row for row in rows if held.get(row.path) != (row.blake3, row.size)]
-    written = tuple(row for row in others if row.runs)
-    lacking = [row.path for row in others if not row.runs]
-    own_shards = {shard.path for shard in base.shards} if not is_exact else set()
-    for row in written:
+def check_files(base: Base, manifest: Manifest, what: str) -> None:
+    """Raise WrongBaseError if the files beside a receiver's own shards cannot become the target's.
+
+    What the delta does not carry has to be there, what it removes has to be the base's, and several shards need the
+    weight map that says what is in which.
+    """
+    held = _held(base)
+    _check_has_weight_map(base, manifest, what)
+    own_shards = {shard.path for shard in base.shards}
+    for row in _other_files(base, manifest, is_exact=False):
+        if not row.runs:
+            facts = "is another than the base's" if row.path in held else "is in the base, but not here"
+            hint = "put the base's file there; the delta does not carry it, since it did not change"
+            raise WrongBaseError(what, f"file {shown(row.path)} {facts}", hint=hint)
         if row.path in own_shards:
-            facts = "is a file beside the shards in the target, but a shard here"
-            raise WrongBaseError(f"file {shown(row.path)}", facts, hint="start again from a full copy of the target")
+            facts = f"file {shown(row.path)} is a file beside the shards in the target, but a shard here"
+            raise WrongBaseError(what, facts, hint="start again from a full copy of the target")
+    sidecars = {file.path: file.blake3 for file in base.files if file.kind == SIDECAR}
+    for file in manifest.removed_files:
+        if sidecars.get(file.path, file.blake3) != file.blake3:
+            hint = "move it away to keep it; the delta removes the base's file of this name"
+            raise WrongBaseError(what, f"file {shown(file.path)} is another than the base's", hint=hint)
+
+
+def lacks_weight_map(files: Iterable[FileDigest], manifest: Manifest) -> str | None:
+    """The path of the target's weight map if there are several shards among some files, and no weight map."""
+    kinds = Counter(file.kind for file in files)
+    if kinds[SHARD] < 2 or kinds[WEIGHT_MAP]:
+        return None
+    return next((row.path for row in manifest.files if row.kind == WEIGHT_MAP), None)
+
+
+def _check_has_weight_map(base: Base, manifest: Manifest, what: str) -> None:
+    path = lacks_weight_map(base.files, manifest)
+    if path is not None:
+        facts = f"has {len(base.shards)} shards and no weight map {shown(path)} that says what is in which"
+        raise WrongBaseError(what, facts, hint="put the base's weight map there")
+
+
+def _held(base: Base) -> dict[str, tuple[bytes, int]]:
+    """The files of a receiver that are no shards: path -> blake3 and size."""
+    return {file.path: (file.blake3, file.size) for file in base.files if file.kind != SHARD}
+
+
+def _other_files(base: Base, manifest: Manifest, *, is_exact: bool) -> list[FileRow]:
+    """The target's files beside the shards that the receiver has not, or has otherwise."""
+    held = _held(base)
+    rows = [row for row in manifest.files if row.kind == SIDECAR or (is_exact and row.kind != SHARD)]
+    return [row for row in rows if held.get(row.path) != (row.blake3, row.size)]
+
+
+def _plan_files(base: Base, manifest: Manifest, *, is_exact: bool) -> tuple[tuple[FileRow, ...], tuple[str, ...]]:
+    """Say which files beside the shards are written and which are removed."""
+    others = _other_files(base, manifest, is_exact=is_exact)
+    lacking = [row.path for row in others if not row.runs]
     if is_exact and lacking:
         raise DamagedError("manifest", f"says that {shown(lacking[0])} is the base's, but it is not")
-    if lacking:
-        facts = "is another than the base's" if lacking[0] in held else "is in the base, but not here"
-        hint = "put the base's file there; the delta does not carry it, since it did not change"
-        raise WrongBaseError(f"file {shown(lacking[0])}", facts, hint=hint)
-    return written, _removed_files(base, manifest, is_exact=is_exact)
+    return tuple(row for row in others if row.runs), _removed_files(base, manifest, is_exact=is_exact)
 
 
 def _removed_files(base: Base, manifest: Manifest, *, is_exact: bool) -> tuple[str, ...]:
@@ -327,9 +385,4 @@ def _removed_files(base: Base, manifest: Manifest, *, is_exact: bool) -> tuple[s
         if {path: blake3 for path, blake3 in sidecars.items() if path not in kept} != gone:
             raise DamagedError("manifest", "does not name the files of the base that the target has not")
         return tuple(file.path for file in base.files if file.kind != SHARD and file.path not in kept)
-    removed = tuple(path for path in sidecars if path in gone)
-    for path in removed:
-        if sidecars[path] != gone[path]:
-            hint = "move it away to keep it; the delta removes the base's file of this name"
-            raise WrongBaseError(f"file {shown(path)}", "is another than the base's", hint=hint)
-    return removed
+    return tuple(path for path in sidecars if path in gone)

@@ -22,10 +22,11 @@ from dcr_cli.receiver.beside import (
     is_unfinished,
     names_taken,
     nothing_to_build,
+    open_parent,
     stays,
 )
 from dcr_cli.receiver.change import IN_PLACE
-from dcr_cli.receiver.fresh import check_fresh, room_of_fresh
+from dcr_cli.receiver.fresh import check_fresh, room_for_fresh
 from dcr_cli.receiver.job import Job, Target, whole_work
 from dcr_cli.receiver.link import read_link
 from dcr_cli.receiver.places import changed_paths, check_changeable, check_plan
@@ -39,25 +40,39 @@ def rehearse_change(root: Folder, target: Target, mode: str, skip: Sequence[str]
     """Do all of replacing or patching in place that changes nothing, and say what it would do."""
     found, job = look_at(root, target, skip)
     if is_there_already(found, job):
-        return nothing_done(
-            str(root.path), mode, job, exact=found.has_target_files, foreign=found.foreign, dry_run=True
-        )
+        return _nothing_done(root, mode, found, job, dry_run=True)
+    check_changeable(root)
     plan = job.plan(is_exact=found.is_base, in_place=mode == IN_PLACE)
     paths = changed_paths(plan)
     check_plan(root, job.base, plan, paths)
     outcome = job.run(whole_work(plan.shards), whole_base=True, stage="check")
     if judge(found, job, outcome.base_sums):
-        return nothing_done(
-            str(root.path), mode, job, exact=found.has_target_files, foreign=found.foreign, dry_run=True
-        )
+        return _nothing_done(root, mode, found, job, dry_run=True)
     outcome.check_target()
     return done(str(root.path), mode, job, plan, files=paths, bytes_written=0, foreign=found.foreign, dry_run=True)
+
+
+def find_there(root: Folder, target: Target, mode: str, skip: Sequence[str]) -> ApplyResult | None:
+    """Say that a receiver in which nothing can be changed is at the target already.
+
+    If it is not, LocalError says what `rehearse_change` says of its folder; None if that is not the reason.
+    """
+    found, job = look_at(root, target, skip)
+    if is_there_already(found, job):
+        return _nothing_done(root, mode, found, job, dry_run=False)
+    check_changeable(root)
+    return None
+
+
+def _nothing_done(root: Folder, mode: str, found: Survey, job: Job, *, dry_run: bool) -> ApplyResult:
+    is_exact = found.has_target_files
+    return nothing_done(str(root.path), mode, job, exact=is_exact, foreign=found.foreign, dry_run=dry_run)
 
 
 def rehearse_to(checkpoint: Path, out: Path, target: Target, skip: Sequence[str]) -> ApplyResult:
     """Do all of `apply_to` that changes nothing, and say what it would do."""
     out = Path(os.path.abspath(out))
-    with open_root(checkpoint) as source, open_folder(out.parent) as parent:
+    with open_root(checkpoint) as source, open_parent(out) as parent:
         check_free(parent, out.name)
         check_changeable(parent)
         found, job = look_at(source, target, skip)
@@ -74,7 +89,7 @@ def rehearse_aside(path: Path, target: Target, skip: Sequence[str], *, keep_prev
     """Do all of `apply_aside` that changes nothing, and say what it would do."""
     link = read_link(path)
     with open_root(link.folder) as source, open_folder(source.path.parent) as parent, open_folder(path.parent) as above:
-        found, job = look_at(source, target, skip)
+        found, job = look_at(source, target, skip, what=str(path))
         is_exact = found.has_target_files
         if is_there_already(found, job):
             return nothing_done(str(path), ASIDE, job, exact=is_exact, foreign=found.foreign, dry_run=True)
@@ -100,7 +115,7 @@ def rehearse_aside(path: Path, target: Target, skip: Sequence[str], *, keep_prev
             dry_run=True,
             previous=None if goes else link.folder,
         )
-        return replace(result, room_bytes=room_of_fresh(plan, links=True))
+        return replace(result, room_bytes=room_for_fresh(plan, links=True))
 
 
 def _try(found: Survey, job: Job, plan: Plan) -> bool:

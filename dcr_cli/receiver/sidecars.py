@@ -11,16 +11,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from dcr_cli.checkpoint.checkpoint import FileDigest
-from dcr_cli.checkpoint.digest import object_digest
+from dcr_cli.checkpoint.digest import State, files_digest, object_digest
 from dcr_cli.checkpoint.folder import Identity, identity_of
 from dcr_cli.checkpoint.parts import SHARD, SIDECAR, WEIGHT_MAP
 from dcr_cli.delta.manifest import FileRow
 from dcr_cli.durable import Folder
-from dcr_cli.errors import DamagedError
+from dcr_cli.errors import DamagedError, LocalError
 from dcr_cli.receiver.job import Job
 from dcr_cli.receiver.plan import Plan, shard_of_tensors
 from dcr_cli.receiver.receiver import Receiver
-from dcr_cli.receiver.record import TensorRecord, mode_of_record, write_record
+from dcr_cli.receiver.record import TensorRecord, mode_of_record, read_record, renew_record, write_record
 from dcr_cli.receiver.reshard import rewrite_weight_map
 
 _REPAIR = "start again from a full copy of the target"
@@ -102,6 +102,24 @@ def record_target(
         mode=mode_of_record(receiver.root, (file.path for file in files)),
     )
     receiver.has_record = True
+
+
+def leave_record(receiver: Receiver, job: Job, files: Sequence[FileDigest], *, is_trusted: bool) -> None:
+    """See that a receiver that was found at the target, all of it read, has a record that counts.
+
+    `is_trusted`: the one that it has counts, if it is of this state. A record that cannot be written is missing, and
+    nothing else.
+    """
+    commit, record = job.target.delta.commit, read_record(receiver.home)
+    state = State(commit.target.content, files_digest((file.path, file.kind, file.blake3) for file in files))
+    is_of_state = record is not None and record.state == state
+    if not is_of_state and state.files != commit.target.files and record is not None:
+        is_of_state = record.state.content == state.content and set(record.files) <= set(files)
+    if is_of_state and not is_trusted:
+        renew_record(receiver.root, receiver.home, state.content, files, job.identities)
+    elif not is_of_state:
+        with suppress(LocalError):
+            record_target(receiver, job, files, {file.path: job.identities[file.path] for file in files})
 
 
 def identities_now(root: Folder, paths: Iterable[str]) -> dict[str, Identity]:

@@ -9,16 +9,17 @@ import os
 import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from dcr_cli.checkpoint.checkpoint import Checkpoint, FileDigest, Reader, open_checkpoint
+from dcr_cli.checkpoint.checkpoint import Checkpoint, FileDigest, Reader, check_folder, open_checkpoint
 from dcr_cli.checkpoint.names import shown
 from dcr_cli.checkpoint.parts import SIDECAR
 from dcr_cli.checkpoint.patterns import Patterns
 from dcr_cli.delta.manifest import Manifest
 from dcr_cli.durable import Folder, open_folder
-from dcr_cli.errors import DamagedError, NotFoundError, WrongBaseError
+from dcr_cli.errors import DamagedError, WrongBaseError
 from dcr_cli.receiver.job import Job, Sums, Target, content_of, sums_of, wrong_base
-from dcr_cli.receiver.plan import Base, check_tensors, match_files
+from dcr_cli.receiver.plan import Base, check_tensors, lacks_weight_map, match_files
 from dcr_cli.receiver.record import Record, read_record, record_folder
 
 
@@ -40,23 +41,33 @@ class Survey:
     has_target_files: bool
     foreign: tuple[str, ...]
 
+    def files_at_target(self, manifest: Manifest) -> list[FileDigest]:
+        """The files of a receiver that is at the target: the target's, or all of those beside its own shards."""
+        if not self.has_target_files:
+            return list(self.base.files)
+        paths = {row.path for row in manifest.files}
+        return [file for file in self.base.files if file.path in paths]
+
 
 def open_root(path: str | os.PathLike[str]) -> Folder:
     """Open the folder of a receiver; NotFoundError if there is none."""
-    if not os.path.isdir(path):
-        facts = "is not a folder of safetensors shards" if os.path.lexists(path) else "no such folder"
-        raise NotFoundError(f"checkpoint {path}", facts)
+    check_folder(Path(path), "checkpoint")
     return open_folder(path)
 
 
-def look_at(root: Folder, target: Target, skip: Sequence[str]) -> tuple[Survey, Job]:
-    """Look at the checkpoint in `root`, leaving out what the base's publisher left out, and what `skip` matches."""
+def look_at(root: Folder, target: Target, skip: Sequence[str], *, what: str | None = None) -> tuple[Survey, Job]:
+    """Look at the checkpoint in `root`, leaving out what the base's publisher left out, and what `skip` matches.
+
+    `what` it is called in messages, if not by its path.
+    """
     patterns = (*target.delta.manifest.skipped, *skip)
     checkpoint = open_checkpoint(root.path, skip=patterns, allow_strangers=True)
     with checkpoint.reader() as reader:
         found = survey(root, reader, checkpoint, target)
     identities = {file.path: checkpoint.identities[file.path] for file in found.base.files}
-    return found, Job(target, found.base, root.path, identities, found.known)
+    job = Job(target, found.base, root.path, identities, found.known)
+    job.what = what or job.what
+    return found, job
 
 
 def survey(root: Folder, reader: Reader, checkpoint: Checkpoint, target: Target) -> Survey:
@@ -138,14 +149,17 @@ def judge(found: Survey, job: Job, sums: Sums) -> bool:
 
 
 def _lacking(files: Sequence[FileDigest], manifest: Manifest, skip: Sequence[str]) -> list[str]:
-    """The target's sidecars that are not among some files as they should be, whether or not the delta carries them.
+    """The target's sidecars that are not among some files as they should be, whether or not the delta carries them, and
+    its weight map, if there are several shards without one.
 
     What `skip` leaves out is not looked for.
     """
     held = {file.path: file.blake3 for file in files if file.kind == SIDECAR}
     skipped = Patterns(skip)
     wanted = [row for row in manifest.files if row.kind == SIDECAR and not skipped.match(row.path)]
-    return [row.path for row in wanted if held.get(row.path) != row.blake3]
+    lacking = [row.path for row in wanted if held.get(row.path) != row.blake3]
+    weight_map = lacks_weight_map(files, manifest)
+    return [weight_map, *lacking] if weight_map is not None else lacking
 
 
 def _left(files: Sequence[FileDigest], manifest: Manifest) -> list[str]:

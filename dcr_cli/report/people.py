@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING
 
+from dcr_cli.errors import size
+
 if TYPE_CHECKING:
     from dcr_cli.checkpoint.digest import State
     from dcr_cli.diff import DiffResult
@@ -40,16 +42,6 @@ def render(lines: Iterable[Line], stream: IO[str] | None) -> str:
     for line in lines:
         console.print(Text(line.text, style=line.style))
     return page.getvalue()
-
-
-def size(count_bytes: int) -> str:
-    """Write a number of bytes with three significant digits."""
-    number, unit = float(count_bytes), "B"
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if number < 999.5 or unit == "TB":
-            break
-        number /= 1000
-    return f"{count_bytes} B" if unit == "B" else f"{number:.3g} {unit}" if number < 999.5 else f"{number:.0f} {unit}"
 
 
 def share(part: int, whole: int) -> str:
@@ -184,10 +176,15 @@ def _apply_facts(result: ApplyResult) -> Iterator[tuple[str, str]]:
     yield "target", state(result.target)
     if not result.exact:
         yield "note", "it holds the target's tensors and files in shards of its own"
+    if result.mode == "in-place" and result.rewritten_shards:
+        what = f"{amount(result.rewritten_shards, 'shard')} could not be patched in place"
+        yield "note", f"{what}: a link, a file with another name, or one in which tensors move is replaced"
     if result.foreign:
         yield "left alone", f"{amount(len(result.foreign), 'file')} that dcr does not know: {names(result.foreign)}"
     if result.previous is not None:
-        yield "previous", names([result.previous])
+        yield "previous", f"kept: {names([result.previous])}"
+    elif result.mode == "aside" and not result.already:
+        yield "previous", "would be removed" if result.dry_run else "removed"
     if result.not_carried:
         what = f"{amount(len(result.not_carried), 'file')} that could not be carried over"
         yield "kept", f"{what}, with their folders: {names(result.not_carried)}"
@@ -241,7 +238,7 @@ def show_lines(result: ShowResult, *, verbose: bool) -> Iterator[Line]:
                     row.dtype,
                     shape(row.shape),
                     row.encoding,
-                    f"{row.changed_elements:,}",
+                    f"{_at_most(row.changed_elements if row.is_whole else 0)}{row.changed_elements:,}",
                     share(row.changed_elements, row.elements),
                     f"{row.bytes:,}",
                 )
@@ -253,6 +250,11 @@ def show_lines(result: ShowResult, *, verbose: bool) -> Iterator[Line]:
         yield Line(f"  and {amount(len(result.rows) - len(rows), 'more tensor')}; -v lists all")
 
 
+def _at_most(bound_elements: int) -> str:
+    """What to write before a count in which there are so many elements of which fewer may count."""
+    return "at most " if bound_elements else ""
+
+
 def _show_facts(result: ShowResult) -> Iterator[tuple[str, str]]:
     yield "base", state(result.base)
     yield "target", state(result.target)
@@ -260,13 +262,14 @@ def _show_facts(result: ShowResult) -> Iterator[tuple[str, str]]:
     yield "delta", f"{takes} ({size(result.dense_bytes)}), {amount(result.payloads, 'payload')}"
     yield "tensors", f"{result.tensors:,}, {result.changed_tensors:,} changed"
     changed = f"{result.changed_elements:,} changed ({share(result.changed_elements, result.elements)})"
-    yield "elements", f"{result.elements:,}, {changed}"
+    yield "elements", f"{result.elements:,}, {_at_most(result.whole_elements)}{changed}"
     for encoding in result.encodings:
         each = f"{amount(encoding.pieces, 'piece')}, {size(encoding.bytes)}"
         yield encoding.encoding, f"{each}, {8 * encoding.bytes / max(encoding.changed_elements, 1):.2f} bits a change"
-    for what, listed in (("added", result.added), ("removed", result.removed)):
-        if listed:
-            yield what, f"{len(listed):,}: {names(listed)}"
+    if result.new:
+        yield "new", f"{len(result.new):,} added or replaced: {names(result.new)}"
+    if result.removed:
+        yield "removed", f"{len(result.removed):,}: {names(result.removed)}"
     if result.renamed:
         yield "renamed", f"{len(result.renamed):,}: {names([f'{old} to {new}' for old, new in result.renamed])}"
     sent = f": {names(result.sent_files)}" if result.sent_files else ""
@@ -280,9 +283,9 @@ def _show_facts(result: ShowResult) -> Iterator[tuple[str, str]]:
 def inspect_lines(result: InspectResult) -> Iterator[Line]:
     """Sums, then shards and sidecars, then tensors if the result has them."""
     yield Line(f"checkpoint {names([result.checkpoint])}", "bold")
-    rows = [("tensors", f"{result.tensors:,}, {result.elements:,} elements, {size(result.dense_bytes)}")]
+    rows = [("tensors", f"{result.tensors:,}, {amount(result.elements, 'element')}, {size(result.dense_bytes)}")]
     rows += [
-        (row.dtype, f"{amount(row.tensors, 'tensor')}, {row.elements:,} elements, {size(row.bytes)}")
+        (row.dtype, f"{amount(row.tensors, 'tensor')}, {amount(row.elements, 'element')}, {size(row.bytes)}")
         for row in result.dtypes
     ]
     if result.state is not None:

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from dcr_cli.report.people import share, size
+from dcr_cli.errors import size
+from dcr_cli.report.people import share
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar, TaskID
