@@ -203,6 +203,16 @@ class Folder:
         with translating(self.path / name, "cannot be opened"), self._parent(name) as (fd, last):
             return Folder(os.open(last, _FOLDER_FLAGS | os.O_NOFOLLOW, dir_fd=fd), self.path / name)
 
+    def find_folder(self, name: str) -> Folder | None:
+        """Open a folder; None if nothing is there."""
+        try:
+            return self.open_folder(name)
+        except LocalError as error:
+            # By what the call itself found: a look at the name afterwards may find what another process has made since.
+            if isinstance(error.__cause__, FileNotFoundError):
+                return None
+            raise
+
     def open_linked(self, name: str) -> File:
         """Open a file to read it, also where its name is a link."""
         with translating(self.path / name, "cannot be opened"), self._parent(name) as (fd, last):

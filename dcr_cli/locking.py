@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import fcntl
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
 from dcr_cli.durable import NEW_FOLDER_MODE, File, Folder
-from dcr_cli.errors import ConflictError, LocalError
+from dcr_cli.errors import ConflictError, DcrError, LocalError
 from dcr_cli.holder import MAX_HOLDER_BYTES, Holder, decode_holder, encode_holder, this_process
 
 
@@ -36,22 +37,28 @@ class Lock:
 
 
 def lock(folder: Folder, name: str) -> Lock:
-    """Take the lock file `name`, or raise ConflictError that says who has it; never waits."""
+    """Take the lock file `name`, or raise ConflictError that says who has it; never waits.
+
+    A file that was made for it is removed again if it cannot be locked, unless somebody else has it.
+    """
     while True:
+        is_new = folder.status(name) is None
         file = folder.open_or_create(name)
         try:
             _flock(file)
             # Between our opening it and locking it, the holder before us may have removed it.
-            status, own = folder.status(name), os.fstat(file.fd)
-            if status is None or (status.st_dev, status.st_ino) != (own.st_dev, own.st_ino):
+            if not _is_at(folder, name, file.fd):
                 file.close()
                 continue
             _check_no_other(file)
             text = encode_holder(this_process())
             file.write_at(0, text)
             file.resize(len(text))
-        except BaseException:
-            file.close()
+        except BaseException as error:
+            # What went wrong before is the cause to report, not that tidying up failed after it.
+            with suppress(DcrError, OSError), file:
+                if is_new and not isinstance(error, ConflictError) and _is_at(folder, name, file.fd):
+                    folder.remove(name)
             raise
         return Lock(file)
 
@@ -66,24 +73,32 @@ class LockedFolder:
 
 
 def lock_folder(parent: Folder, name: str, lock_name: str, mode: int = NEW_FOLDER_MODE) -> LockedFolder:
-    """Open the folder `name`, made if it is not there, and take the lock file `lock_name` in it, as `lock` does."""
+    """Open the folder `name`, made if it is not there, and take the lock file `lock_name` in it, as `lock` does.
+
+    What was made for it is removed again if the lock cannot be had, unless somebody else has it.
+    """
     while True:
         was_made = parent.make_folder(name, mode, exist_ok=True)
-        try:
-            folder = parent.open_folder(name)
-        except LocalError:
-            if parent.status(name) is not None:
-                raise
+        folder = parent.find_folder(name)
+        if folder is None:
             # Who had nothing to keep there has removed it.
             continue
         try:
             return LockedFolder(folder, lock(folder, lock_name), was_made)
         except BaseException as error:
-            status, own = parent.status(name), os.fstat(folder.fd)
-            folder.close()
-            is_there = status is not None and (status.st_dev, status.st_ino) == (own.st_dev, own.st_ino)
+            with folder:
+                is_there = _is_at(parent, name, folder.fd)
+            if was_made and is_there and not isinstance(error, ConflictError):
+                with suppress(DcrError):
+                    parent.remove_folder(name, used_ok=True)
             if is_there or not isinstance(error, LocalError):
                 raise
+
+
+def _is_at(folder: Folder, name: str, fd: int) -> bool:
+    """Whether what has the name is what is open."""
+    status, own = folder.status(name), os.fstat(fd)
+    return status is not None and (status.st_dev, status.st_ino) == (own.st_dev, own.st_ino)
 
 
 def _flock(file: File) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
+import fcntl
 import json
 import os
 import shutil
@@ -330,6 +332,79 @@ def test_a_delta_that_is_finished_first_outlives_the_other(tiny_pair: tuple[Path
         durable.hooks.remove(be_faster)
     assert folder_bytes(tmp_path / "delta") == made[0]
     assert (tmp_path / "delta" / "payloads").is_dir()
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_mount_without_locks(
+    tiny_pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_there: bool
+) -> None:
+    def refuse(fd: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    if is_there:
+        (tmp_path / "delta").mkdir()
+    with pytest.raises(LocalError, match="gives no locks"):
+        diff(*tiny_pair, tmp_path / "delta")
+    assert (tmp_path / "delta").exists() == is_there
+    assert not folder_bytes(tmp_path / "delta")
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_folder_that_comes_and_goes(
+    tiny_pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """Another process removes the folder before one of the times that it is opened, and makes it again just after."""
+    place, opened, real = tmp_path / "delta", [], os.open
+
+    def come_and_go(path: Any, *arguments: Any, **options: Any) -> int:
+        if path != place.name:
+            return real(path, *arguments, **options)
+        opened.append(path)
+        if len(opened) != number + 1:
+            return real(path, *arguments, **options)
+        shutil.rmtree(place, ignore_errors=True)
+        try:
+            return real(path, *arguments, **options)
+        finally:
+            place.mkdir()
+
+    monkeypatch.setattr(os, "open", come_and_go)
+    diff(*tiny_pair, place)
+    assert (place / "commit.json").exists() and len(opened) > number
+
+
+def test_a_folder_that_goes_while_it_is_looked_at(
+    tiny_pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that was writing there failed, and tidies up."""
+    place, access = tmp_path / "delta", os.access
+
+    def go(path: Path, mode: int, effective_ids: bool) -> bool:
+        if path == place:
+            place.rmdir()
+        return access(path, mode, effective_ids=effective_ids)
+
+    place.mkdir()
+    monkeypatch.setattr(os, "access", go)
+    diff(*tiny_pair, place)
+    assert (place / "commit.json").exists()
+
+
+def test_payloads_that_go_while_they_are_looked_at(
+    tiny_pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, real = tmp_path / "delta", os.open
+
+    def go(path: Any, *arguments: Any, **options: Any) -> int:
+        if path == "payloads" and not (place / ".dcr-lock").exists():
+            (place / "payloads").rmdir()
+        return real(path, *arguments, **options)
+
+    (place / "payloads").mkdir(parents=True)
+    monkeypatch.setattr(os, "open", go)
+    diff(*tiny_pair, place)
+    assert (place / "commit.json").exists()
 
 
 def test_what_a_run_did_not_write_outlives_its_failure(tiny_pair: tuple[Path, Path], tmp_path: Path) -> None:

@@ -251,7 +251,13 @@ class TestLock:
         monkeypatch.setattr(fcntl, "flock", refuse)
         with pytest.raises(LocalError, match="gives no locks"):
             apply(delta, receiver)
-        assert [name for name in names_below(receiver) if not name.startswith(".dcr")] == names
+        assert names_below(receiver) == names
+        # What is not its own stays.
+        (receiver / ".dcr").mkdir()
+        (receiver / ".dcr/lock").touch()
+        with pytest.raises(LocalError, match="gives no locks"):
+            apply(delta, receiver)
+        assert names_below(receiver) == sorted([*names, ".dcr", ".dcr/lock"])
 
     def test_a_mount_that_grants_a_lock_twice(self, tiny: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
         """Seen on one host, because the holder wrote which process it is; dead holders do not count."""

@@ -157,18 +157,16 @@ class DeltaOutput:
             hint = f"mkdir -p {shlex.quote(str(place.parent))}"
             raise LocalError(str(self.name), f"there is no folder {shown(str(place.parent))}", hint=hint)
         changed = place if place.exists() else place.parent
-        if not os.access(changed, os.W_OK | os.X_OK, effective_ids=True):
+        # Whoever was writing there may just have removed it; then it is made anew.
+        if not os.access(changed, os.W_OK | os.X_OK, effective_ids=True) and changed.exists():
             facts = f"this process may not write into {shown(str(changed))}"
             raise LocalError(str(self.name), facts, hint=_ELSEWHERE)
 
 
 def _check_free(parent: Folder, place: Path) -> None:
     """Raise ConflictError if something else lies in the folder than what a stopped run may have left there."""
-    try:
-        folder = parent.open_folder(place.name)
-    except LocalError:
-        if parent.status(place.name) is not None:
-            raise
+    folder = parent.find_folder(place.name)
+    if folder is None:
         return
     with folder:
         names = {name: status for name in folder.names() if (status := folder.status(name)) is not None}
@@ -193,5 +191,9 @@ def _clear(folder: Folder) -> None:
 
 
 def _payloads(folder: Folder) -> list[str]:
-    with folder.open_folder(PAYLOADS_NAME) as payloads:
+    payloads = folder.find_folder(PAYLOADS_NAME)
+    if payloads is None:
+        # Whoever was writing there has just removed it.
+        return []
+    with payloads:
         return payloads.names()
