@@ -132,6 +132,10 @@ class File:
             self.write_at(offset, buffer[:count])
             offset += count
 
+    def set_mode(self, mode: int) -> None:
+        """Give the file a mode, whatever the umask is."""
+        _set_mode(self.fd, self.path, mode)
+
     def sync(self) -> None:
         """Make the file's bytes durable. If it fails, nothing may be assumed of what the file holds."""
         _step("sync", self.path)
@@ -280,10 +284,16 @@ class Folder:
             file.sync()
 
     def replace_file(self, name: str, data: bytes, mode: int = PRIVATE_FILE_MODE) -> None:
-        """Write a file so that it holds, whatever happens, its old bytes or the new ones; durable on return."""
+        """Write a file so that it holds, whatever happens, its old bytes or the new ones; durable on return.
+
+        It has the mode whatever the umask is.
+        """
         new = f"{name}.new"
         self.remove(new, missing_ok=True)
-        self.write_file(new, data, mode)
+        with self.create_file(new, mode) as file:
+            file.set_mode(mode)
+            file.write_at(0, data)
+            file.sync()
         self.rename(new, self, name)
         self.sync(name.rpartition("/")[0])
 
@@ -311,10 +321,7 @@ class Folder:
 
     def set_mode(self, mode: int) -> None:
         """Give the folder a mode, whatever the umask is."""
-        if stat.S_IMODE(os.fstat(self.fd).st_mode) & 0o777 != mode:
-            _step("chmod", self.path)
-            with translating(self.path, "cannot be given its mode"):
-                os.fchmod(self.fd, mode)
+        _set_mode(self.fd, self.path, mode)
 
     def make_changeable(self) -> None:
         """Let this process change what is in a folder that is to be removed, if it does not have the right already."""
@@ -495,6 +502,13 @@ def may_give_owner(status: os.stat_result) -> bool:
     """Whether this process may give what it makes the owner that `status` tells of."""
     groups = {os.getegid(), *os.getgroups()}
     return os.geteuid() == 0 or (status.st_uid == os.geteuid() and status.st_gid in groups)
+
+
+def _set_mode(fd: int, path: Path, mode: int) -> None:
+    if stat.S_IMODE(os.fstat(fd).st_mode) & 0o777 != mode:
+        _step("chmod", path)
+        with translating(path, "cannot be given its mode"):
+            os.fchmod(fd, mode)
 
 
 def _give_mode(fd: int, path: Path, status: os.stat_result, *, with_owner: bool) -> bool:

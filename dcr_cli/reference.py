@@ -45,7 +45,10 @@ def reference_of_delta(folder: str | Path) -> Reference:
 
 
 def reference_of_record(checkpoint: str | Path) -> Reference:
-    """The state that the last apply to `checkpoint` left in it. NotFoundError if no record of it can be read."""
+    """The state that the last apply to `checkpoint` left in it.
+
+    NotFoundError if there is no record of it that is whole, LocalError if this process may not read it.
+    """
     record, place = None, Path(checkpoint) / STATE_FOLDER
     if place.is_dir():
         with open_folder(place) as home:

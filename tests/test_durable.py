@@ -70,16 +70,18 @@ class TestWriting:
             assert folder.read("a", 100) == content
         assert folder.names() == ["a"]
 
-    def test_modes_do_not_depend_on_the_umask(self, folder: Folder) -> None:
-        before = os.umask(0)
+    @pytest.mark.parametrize(("mask", "new"), [(0, 0o644), (0o077, 0o600)])
+    def test_modes_of_what_is_promised_do_not_depend_on_the_umask(self, folder: Folder, mask: int, new: int) -> None:
+        before = os.umask(mask)
         try:
             folder.write_file("new", b"")
             folder.replace_file("private", b"")
+            folder.replace_file("shared", b"", 0o644)
             folder.open_or_create("lock").close()
         finally:
             os.umask(before)
         modes = {name: os.stat(folder.path / name).st_mode & 0o777 for name in folder.names()}
-        assert modes == {"new": 0o644, "private": 0o600, "lock": 0o600}
+        assert modes == {"new": new, "private": 0o600, "shared": 0o644, "lock": 0o600}
 
 
 class TestLinks:

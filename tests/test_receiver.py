@@ -43,7 +43,7 @@ from dcr_cli.receiver.record import Record, read_record
 from dcr_cli.verify import verify
 from faults import StoppedError, watching
 from receivers import fresh_copy, make_delta, names_below, state_of, tree, write_rich_pair
-from strategies import INDEX, tensor_of, with_changes, write_checkpoint
+from strategies import INDEX, tensor_of, with_changes, write_checkpoint, write_tiny_pair
 
 Folders = tuple[Path, Path, Path]
 
@@ -511,12 +511,18 @@ class TestReaders:
             assert {path.name: path.stat().st_mode & 0o77 for path in (found / ".dcr").iterdir()}["lock"] == 0
 
     @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be somebody else")
-    def test_the_record(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("mask", [0o022, 0o077])
+    def test_the_record(self, mask: int) -> None:
         with TemporaryDirectory(prefix="dcr-test-") as folder:
             root = Path(folder)
             root.chmod(0o755)
-            base, target = write_rich_pair(root)
-            apply(make_delta(base, target, root / "delta"), base)
+            base, target = write_tiny_pair(root)
+            delta = make_delta(base, target, root / "delta")
+            before = os.umask(mask)
+            try:
+                apply(delta, base)
+            finally:
+                os.umask(before)
 
             def read() -> None:
                 os.setgid(2345)
@@ -529,11 +535,16 @@ class TestReaders:
             (base / ".dcr").chmod(0o700)
             assert in_child(read) == 9
 
+    @pytest.mark.parametrize("mask", [0o022, 0o077])
     @pytest.mark.parametrize("mode", [0o644, 0o640, 0o600, 0o444])
-    def test_no_more_of_the_record_than_of_the_files(self, tiny: Folders, mode: int) -> None:
+    def test_as_much_of_the_record_as_of_the_files(self, tiny: Folders, mode: int, mask: int) -> None:
         receiver, _, delta = tiny
         (receiver / "tokenizer/vocab.txt").chmod(mode)
-        apply(delta, receiver)
+        before = os.umask(mask)
+        try:
+            apply(delta, receiver)
+        finally:
+            os.umask(before)
         for name in ("state.json", "state.zst"):
             assert (receiver / ".dcr" / name).stat().st_mode & 0o777 == 0o600 | mode & 0o44
 

@@ -21,7 +21,7 @@ from dcr_cli.checkpoint.names import shown
 from dcr_cli.delta.commit import Commit, encode_commit
 from dcr_cli.delta.manifest import Manifest, encode_digests, encode_manifest
 from dcr_cli.delta.payload import PayloadWriter
-from dcr_cli.durable import NEW_FILE_MODE, Folder, open_folder
+from dcr_cli.durable import Folder, open_folder
 from dcr_cli.errors import ConflictError, DcrError, LocalError, UsageError
 from dcr_cli.locking import LockedFolder, lock_folder
 
@@ -127,7 +127,9 @@ class DeltaOutput:
         self.bytes += len(commit)
         if self._locked is not None:
             self._written += (_NEW_COMMIT, COMMIT_NAME)
-            self._locked.folder.replace_file(COMMIT_NAME, commit, NEW_FILE_MODE)
+            self._locked.folder.write_file(_NEW_COMMIT, commit)
+            self._locked.folder.rename(_NEW_COMMIT, self._locked.folder, COMMIT_NAME)
+            self._locked.folder.sync()
 
     def _emit(self, name: str, data: bytes) -> None:
         self._write(name, data)
