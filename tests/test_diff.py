@@ -153,8 +153,35 @@ def test_threads_do_not_change_a_byte(tmp_path: Path, encoding: str) -> None:
     assert written[0] == written[1] == written[2]
 
 
+@dataclasses.dataclass
+class HeldBack:
+    """The most that ever waited for an encoding, and for starting states, after a block was added."""
+
+    held: int = 0
+    held_bytes: int = 0
+    waiting: int = 0
+    waiting_bytes: int = 0
+
+
+@pytest.fixture
+def held_back(monkeypatch: pytest.MonkeyPatch) -> HeldBack:
+    most, add = HeldBack(), PieceEncoder.add
+
+    def watch(encoder: PieceEncoder, *block: Any) -> None:
+        add(encoder, *block)
+        most.held = max(most.held, len(encoder._held))
+        most.held_bytes = max(most.held_bytes, encoder._held_bytes if encoder._held else 0)
+        most.waiting = max(most.waiting, len(encoder._waiting))
+        most.waiting_bytes = max(most.waiting_bytes, encoder._waiting_bytes)
+
+    monkeypatch.setattr(PieceEncoder, "add", watch)
+    return most
+
+
 @pytest.mark.parametrize("jobs", [1, 3])
-def test_few_blocks_are_held_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: int) -> None:
+def test_few_blocks_are_held_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held_back: HeldBack, jobs: int
+) -> None:
     """Neither a piece without an encoding nor a width without states may hold back all that comes after."""
     monkeypatch.setattr("dcr_cli.delta.encoder.HELD_BLOCKS", 3)
     base = {f"t{i}": bf16(i, 300_000) for i in range(6)} | {"u": tensor_of("U16", (2_000_000,))}
@@ -163,26 +190,24 @@ def test_few_blocks_are_held_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     write_checkpoint(tmp_path / "target", target)
     result = diff(tmp_path / "base", tmp_path / "target", tmp_path / "delta", jobs=jobs)
     assert result.changed_tensors == 7
+    assert held_back.held == 2
+    assert 2 <= held_back.waiting <= 3
     tensors, _ = apply_delta(read_delta(tmp_path / "delta"), tmp_path / "base")
     assert {name: tensor[2] for name, tensor in tensors.items()} == {name: tensor[2] for name, tensor in target.items()}
 
 
-def test_a_rare_width_does_not_hold_back_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rare_width_does_not_hold_back_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held_back: HeldBack
+) -> None:
     """One small F32 tensor, early in order, never has 64 changed blocks; all BF16 ones come after it."""
-    waiting = []
-    put = PieceEncoder._put
-
-    def watch(self: PieceEncoder, *block: Any) -> None:
-        put(self, *block)
-        waiting.append(self._waiting_bytes)
-
-    monkeypatch.setattr("dcr_cli.delta.encoder.HELD_BYTES", 100_000)
-    monkeypatch.setattr(PieceEncoder, "_put", watch)
+    monkeypatch.setattr("dcr_cli.delta.encoder.HELD_BYTES", 15_000)
     rare = tensor_of("F32", (1000,))
     base = {"a": rare} | {f"t{i}": bf16(i, 300_000) for i in range(8)}
     target = {"a": with_changes(rare, [7])} | {f"t{i}": step(bf16(i, 300_000), i, 0.02) for i in range(8)}
     compare(tmp_path, base, target, encoding="context")
-    assert 0 < max(waiting) < 150_000
+    assert 0 < held_back.held_bytes < 15_000
+    # A decision for each width takes a block.
+    assert 0 < held_back.waiting_bytes < 30_000
     tensors, _ = apply_delta(read_delta(tmp_path / "delta"), tmp_path / "base")
     assert {name: tensor[2] for name, tensor in tensors.items()} == {name: tensor[2] for name, tensor in target.items()}
 
