@@ -10,9 +10,11 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from dcr_cli.arguments import check_path, is_loop
 from dcr_cli.checkpoint.folder import Identity, identity_of, scan
 from dcr_cli.checkpoint.in_progress import STATE_FOLDER, command_to_finish, is_incomplete
 from dcr_cli.checkpoint.names import shown
+from dcr_cli.checkpoint.patterns import check_patterns
 from dcr_cli.delta.delta import open_delta
 from dcr_cli.delta.payload import PayloadReader
 from dcr_cli.durable import Folder
@@ -57,6 +59,7 @@ def apply(
     ConflictError (another apply holds it), LocalError, UsageError.
     """
     _check_arguments(mode, jobs, is_apart=to is not None, keep_previous=keep_previous)
+    check_patterns(skip)
     _check_apart(Path(delta), Path(checkpoint), Path(to) if to is not None else None)
     opened = open_delta(delta, if_checkpoint="the delta comes first: dcr apply DELTA CHECKPOINT")
     with PayloadReader(opened.folder, opened.manifest.payloads) as payloads:
@@ -186,12 +189,18 @@ def _check_arguments(mode: str, jobs: int | None, *, is_apart: bool, keep_previo
 
 
 def _check_apart(delta: Path, checkpoint: Path, to: Path | None) -> None:
-    """A folder that is changed must hold nothing that is read, and the other way round."""
-    places = {"delta": delta.resolve(), "checkpoint": checkpoint.resolve()}
-    if to is not None:
-        places["output"] = to.resolve()
-        if places["output"] == places["checkpoint"]:
-            raise UsageError(str(to), "is the checkpoint itself", hint="leave out --to to change it where it is")
+    """A folder that is changed must hold nothing that is read, and the other way round; all have to be somewhere."""
+    given = {"delta": delta, "checkpoint": checkpoint} | ({"output": to} if to is not None else {})
+    for name, path in given.items():
+        check_path(path, name)
+        if is_loop(path):
+            facts = "is a link that leads in a circle"
+            if name == "output":
+                raise UsageError(str(path), facts, hint="choose another name for the output")
+            raise LocalError(f"{name} {path}", facts)
+    places = {name: Path(os.path.realpath(path)) for name, path in given.items()}
+    if to is not None and places["output"] == places["checkpoint"]:
+        raise UsageError(str(to), "is the checkpoint itself", hint="leave out --to to change it where it is")
     for name, place in places.items():
         for other, around in places.items():
             if name != other and (place == around or around in place.parents):

@@ -24,7 +24,7 @@ import typer
 
 from dcr_cli import __version__, process
 from dcr_cli.errors import NOT_SET, DcrError, UsageError
-from dcr_cli.work import MOST_DEFAULT_JOBS, default_jobs
+from dcr_cli.work import MOST_DEFAULT_JOBS, threads
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -61,7 +61,7 @@ class Session:
 
     @property
     def jobs(self) -> int:
-        return self.options.jobs or default_jobs()
+        return threads(self.options.jobs)
 
     def progress(self) -> Progress:
         from dcr_cli.report.progress import Progress

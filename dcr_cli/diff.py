@@ -5,7 +5,6 @@ Scanning runs in threads, block by block, in bounded memory; coding is encoder.p
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 from dcr_cli.checkpoint.checkpoint import Checkpoint, FileDigest, Reader, Tensor, open_checkpoint
 from dcr_cli.checkpoint.digest import State, add, content_digest, digest_bytes, files_digest, no_digest
 from dcr_cli.checkpoint.parts import SIDECAR
-from dcr_cli.checkpoint.patterns import MAX_PATTERNS_BYTES
+from dcr_cli.checkpoint.patterns import MAX_PATTERNS_BYTES, check_patterns
 from dcr_cli.delta.choice import ALLOWED, Allowed, Choice
 from dcr_cli.delta.encoder import PieceEncoder
 from dcr_cli.delta.encoding import BLOCK_BYTES, Encoding, block_elements, encode_whole
@@ -118,7 +117,8 @@ def diff(
     if encoding not in ALLOWED:
         raise UsageError("encoding", f"one of {', '.join(ALLOWED)} expected, found {encoding!r}")
     workers = threads(jobs)
-    pattern_bytes = sum(len(os.fsencode(pattern)) for pattern in skip)
+    check_patterns(skip)
+    pattern_bytes = sum(len(pattern.encode()) for pattern in skip)
     if pattern_bytes > MAX_PATTERNS_BYTES:
         facts = f"all patterns together have {pattern_bytes} bytes, at most {MAX_PATTERNS_BYTES} are allowed"
         raise UsageError("--skip", facts, hint="use fewer patterns, with * for what names have in common")

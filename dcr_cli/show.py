@@ -84,7 +84,7 @@ class ShowResult:
 def show(delta: str | Path, *, jobs: int | None = None, progress: Progress | None = None) -> ShowResult:
     """Check the delta's documents and the digest of every payload, and say what is in it.
 
-    Raises NotFoundError, DamagedError, UnsupportedError.
+    Raises NotFoundError, DamagedError, UnsupportedError, UsageError.
     """
     workers = threads(jobs)
     inspect = f"dcr inspect {shlex.quote(str(delta))} says what a checkpoint holds"

@@ -16,9 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 import dcr_kernels as kernels
+from dcr_cli.arguments import check_path
 from dcr_cli.checkpoint.checkpoint import Checkpoint, Reader, Tensor, open_checkpoint
 from dcr_cli.checkpoint.digest import digest_bytes, digest_text
 from dcr_cli.checkpoint.parts import SIDECAR
+from dcr_cli.checkpoint.patterns import check_patterns
 from dcr_cli.content import Blocks, Side, Workers, in_file_order, read_spans, tensor_digests, tensor_of_part
 from dcr_cli.delta.encoding import uint_dtype
 from dcr_cli.delta.scan import Part, parts_of
@@ -88,6 +90,8 @@ def verify(
     """
     if against is not None and delta is not None:
         raise UsageError("verify", "against and delta exclude each other", hint="leave one of them out")
+    check_patterns(skip)
+    check_path(checkpoint, "checkpoint")
     with ExitStack() as stack:
         workers = stack.enter_context(Workers(jobs, "verify", progress))
         if against is not None:

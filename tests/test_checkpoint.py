@@ -228,7 +228,7 @@ def test_no_checkpoint(tmp_path: Path, root: Path) -> None:
     assert "holds no checkpoint" in str(refusal(tmp_path / "empty", NotFoundError))
     assert "is a file, not a folder" in str(refusal(root / FIRST, NotFoundError))
     assert "no such folder" in str(refusal(root / FIRST / "x", NotFoundError))
-    assert "no such folder" in str(refusal(Path("nul\0"), NotFoundError))
+    assert "no path has" in str(refusal(Path("nul\0"), UsageError))
     os.mkfifo(tmp_path / "fifo")
     assert "is a FIFO, not a folder" in str(refusal(tmp_path / "fifo", NotFoundError))
     (tmp_path / "loop").symlink_to("loop")
@@ -547,6 +547,7 @@ def test_shards_and_weight_maps_with_unsafe_names(tmp_path: Path) -> None:
 def test_skipping_a_shard(root: Path) -> None:
     assert "leaves out shard" in str(refusal(root, UsageError, skip=["model-00002*"]))
     assert "empty pattern" in str(refusal(root, UsageError, skip=[""]))
+    assert r"\udcff* is not UTF-8" in str(refusal(root, UsageError, skip=["x", "\udcff*"]))
     (root / INDEX).unlink()
     (root / "adapter.safetensors").write_bytes(shard_bytes({"c": A}))
     assert all_tensors(open_checkpoint(root, skip=["adapter*"])) == {"a": A, "b": B}

@@ -462,6 +462,31 @@ def test_names_that_look_like_options_are_taken_literally_after_dashes(
         assert run("verify", "--against", str(tiny_pair[0]), "--", name).code == 0
 
 
+@pytest.mark.parametrize("command", ["diff", "apply", "verify"])
+def test_a_pattern_that_is_not_utf_8(command: str, run: Run, tiny_pair: tuple[Path, Path], delta: Path) -> None:
+    """It is refused before anything is read."""
+    base, target = tiny_pair
+    (delta / "manifest.zst").unlink()
+    (target / "model-00001-of-00002.safetensors").unlink()
+    arguments = {"diff": ("diff", base, target), "apply": ("apply", delta, base), "verify": ("verify", base)}[command]
+    assert is_failure(run(*arguments, "--skip", "\udcff*"), 2, r"the pattern \udcff* is not UTF-8", "write ?")
+
+
+def test_links_that_lead_in_a_circle(run: Run, tiny_pair: tuple[Path, Path], delta: Path, tmp_path: Path) -> None:
+    base, loop, circle = tiny_pair[0], tmp_path / "loop", "in a circle"
+    loop.symlink_to("other")
+    (tmp_path / "other").symlink_to("loop")
+    for place in (loop, loop / "inside"):
+        assert is_failure(run("apply", delta, place), 9, circle)
+        assert is_failure(run("apply", delta, place, "--aside"), 9, circle)
+        assert is_failure(run("apply", place, base), 9, circle)
+        assert is_failure(run("apply", delta, base, "--to", place), 2, circle, "another name")
+        assert is_failure(run("diff", *tiny_pair, "-o", place), 2, circle, "another name")
+        for arguments in (("inspect", place), ("show", place), ("verify", place), ("diff", place, base)):
+            assert is_failure(run(*arguments), 9, "symbolic links")
+    assert sorted(os.listdir(tmp_path)) == ["base", "delta", "loop", "other", "target"]
+
+
 # What goes wrong inside
 
 

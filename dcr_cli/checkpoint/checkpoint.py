@@ -13,6 +13,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from dcr_cli.arguments import check_path
 from dcr_cli.checkpoint.digest import ObjectHasher, object_digest
 from dcr_cli.checkpoint.folder import Files, Identity, check_same, pattern_of, scan, skip_hint
 from dcr_cli.checkpoint.header import DTYPES, Dtype, Header, bytes_view, file_kind, read_header
@@ -33,7 +34,7 @@ from dcr_cli.checkpoint.parts import (
     second_copy_pattern,
     unmapped_shards,
 )
-from dcr_cli.checkpoint.patterns import Patterns
+from dcr_cli.checkpoint.patterns import Patterns, check_patterns
 from dcr_cli.checkpoint.weight_map import (
     USUAL_NAME,
     check_agreement,
@@ -41,7 +42,7 @@ from dcr_cli.checkpoint.weight_map import (
     check_shards_exist,
     parse_weight_map,
 )
-from dcr_cli.errors import NOT_SET, DamagedError, LocalError, NotFoundError, UsageError, WrongBaseError, hint_of
+from dcr_cli.errors import DamagedError, LocalError, NotFoundError, UsageError, WrongBaseError, hint_of
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -162,8 +163,8 @@ def open_checkpoint(
     refused, and files may be more than a checkpoint's; but a shard that is nobody's is WrongBaseError.
     """
     folder = Path(root)
-    if "" in skip:
-        raise UsageError("--skip", "an empty pattern matches no file", hint=NOT_SET)
+    check_patterns(skip)
+    check_path(folder, what)
     check_folder(folder, what)
     if not allow_incomplete:
         check_complete(folder)
@@ -196,7 +197,7 @@ def check_folder(folder: Path, what: str) -> None:
     """Raise NotFoundError, or LocalError if that cannot be told, if there is no folder at all."""
     try:
         mode = folder.stat().st_mode
-    except (FileNotFoundError, NotADirectoryError, ValueError) as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         spelling = "check its spelling, and that its disk is mounted"
         raise NotFoundError(f"{what} {folder}", "no such folder", hint=spelling) from error
     except OSError as error:

@@ -9,12 +9,27 @@ import fnmatch
 import re
 from collections.abc import Iterable, Iterator
 
+from dcr_cli.checkpoint.names import shown
+from dcr_cli.errors import NOT_SET, UsageError
+
 # Of all patterns of a delta together.
 MAX_PATTERNS_BYTES = 16_384
 # A bracket that is first in a set, or first after its `!`, does not end it.
 _SET = re.compile(r"\[!?+\]?+[^\]]*\]")
 # For so many characters it is kept what they match; more differ only in what is hostile.
 _KEPT_CHARACTERS = 512
+
+
+def check_patterns(patterns: Iterable[str]) -> None:
+    """Raise UsageError about a pattern that cannot be meant, or that no delta can tell of."""
+    for pattern in patterns:
+        if not pattern:
+            raise UsageError("--skip", "an empty pattern matches no file", hint=NOT_SET)
+        try:
+            pattern.encode()
+        except UnicodeEncodeError as error:
+            facts = f"the pattern {shown(pattern)} is not UTF-8"
+            raise UsageError("--skip", facts, hint="write ? for what is not") from error
 
 
 class Patterns:

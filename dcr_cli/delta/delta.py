@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from dcr_cli.arguments import check_path
 from dcr_cli.checkpoint.digest import DIGEST_BYTES, content_digest, files_digest, object_digest
 from dcr_cli.checkpoint.folder import Files, identity_of
 from dcr_cli.checkpoint.header import file_kind
@@ -61,6 +62,7 @@ def open_delta(folder: str | os.PathLike[str], *, if_checkpoint: str = _MAKE) ->
     Raises NotFoundError when there is no delta, DamagedError when it is incomplete or malformed, UnsupportedError when
     it needs a newer dcr.
     """
+    check_path(folder, "delta")
     root = Path(folder)
     _check_folder(root, if_checkpoint)
     commit_object = _read(root, COMMIT_NAME, COMMIT_LIMIT)

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from dcr_cli.arguments import check_path, is_loop
 from dcr_cli.checkpoint.digest import State, object_digest
 from dcr_cli.checkpoint.header import file_kind
 from dcr_cli.checkpoint.names import shown
@@ -27,7 +28,7 @@ from dcr_cli.locking import LockedFolder, lock_folder
 
 MANIFEST_NAME, DIGESTS_NAME, COMMIT_NAME, PAYLOADS_NAME = "manifest.zst", "digests.zst", "commit.json", "payloads"
 _NEW_COMMIT, _LOCK = f"{COMMIT_NAME}.new", ".dcr-lock"
-_ELSEWHERE = "choose another place for the delta"
+_ELSEWHERE, _OTHER_NAME = "choose another place for the delta", "choose another name for the delta"
 # What a stopped run may have left beside its payloads, and what these are called; nothing else is ever removed.
 _LEFT_OVER = frozenset((MANIFEST_NAME, DIGESTS_NAME, _NEW_COMMIT, _LOCK))
 _PAYLOAD = re.compile(r"[0-9]{6,}\.safetensors")
@@ -45,6 +46,8 @@ class DeltaOutput:
     def __init__(
         self, folder: str | os.PathLike[str] | None, *, outside: Sequence[Path], dry_run: bool = False
     ) -> None:
+        if folder is not None:
+            check_path(folder, "output")
         self.name = str(folder) if folder is not None else None
         self.folder = Path(os.path.realpath(folder)) if folder is not None else None
         self.dry_run = dry_run
@@ -141,8 +144,10 @@ class DeltaOutput:
             self._locked.folder.write_file(name, data)
 
     def _check_place(self, place: Path) -> None:
+        if is_loop(place):
+            raise UsageError(str(self.name), "is a link that leads in a circle", hint=_OTHER_NAME)
         for checkpoint in self._outside:
-            root = checkpoint.resolve()
+            root = Path(os.path.realpath(checkpoint))
             if place == root or root in place.parents:
                 raise UsageError(
                     str(self.name), f"a delta cannot lie inside the checkpoint {checkpoint}", hint=_ELSEWHERE
@@ -154,7 +159,7 @@ class DeltaOutput:
         for path in (place, place.parent):
             if path.exists() and not path.is_dir():
                 facts = f"{shown(str(path))} is {file_kind(path.stat().st_mode)}; a delta is a folder"
-                raise UsageError(str(self.name), facts, hint="choose another name for the delta")
+                raise UsageError(str(self.name), facts, hint=_OTHER_NAME)
         if not place.parent.exists():
             hint = f"mkdir -p {shlex.quote(str(place.parent))}"
             raise LocalError(str(self.name), f"there is no folder {shown(str(place.parent))}", hint=hint)

@@ -1,0 +1,27 @@
+"""What every path that is given has to be, and whether it can lead anywhere. Nothing here opens or makes a file."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from dcr_cli.errors import UsageError
+
+
+def check_path(path: str | os.PathLike[str], name: str) -> None:
+    """Raise UsageError about the argument `name` if no file of any system has this path."""
+    try:
+        is_fine = b"\0" not in os.fsencode(path)
+    except UnicodeEncodeError:
+        is_fine = False
+    if not is_fine:
+        raise UsageError(name, f"has a character that no path has: {os.fspath(path)!a}")
+
+
+def is_loop(path: str | os.PathLike[str]) -> bool:
+    """Whether links lead in a circle, or are more than the system follows."""
+    try:
+        os.stat(path)
+    except OSError as error:
+        return error.errno == errno.ELOOP
+    return False
