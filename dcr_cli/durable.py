@@ -1,6 +1,7 @@
 """Every change to local disk: create, write, sync, rename, link, remove. No other module changes it.
 
-Before each change the functions in `hooks` are called; a test that stops or records there sees every step there is.
+Before each change the functions in `hooks` are called; a test that stops or records there sees every step there is,
+and what the system could refuse is refused there in the same words.
 What is changed, and in which order, is the callers' business. Paths inside a folder are opened without following
 links, so nothing is ever written outside it.
 """
@@ -77,8 +78,8 @@ class File:
         view = memoryview(data).cast("B") if len(data) else memoryview(b"")
         retries = 0
         while view:
-            _step("write", self.path)
             try:
+                _step("write", self.path)
                 count = os.pwrite(self.fd, view, offset)
             except BlockingIOError as error:
                 retries += 1
@@ -105,14 +106,14 @@ class File:
 
     def resize(self, size: int) -> None:
         """Cut the file to `size` bytes, or let it grow by a hole."""
-        _step("resize", self.path)
         with translating(self.path, "cannot be given its size"):
+            _step("resize", self.path)
             os.ftruncate(self.fd, size)
 
     def clone_from(self, source: File) -> bool:
         """Share the bytes of another file where the file system can do that; False where it cannot."""
-        _step("clone", self.path, source.path)
         try:
+            _step("clone", self.path, source.path)
             fcntl.ioctl(self.fd, _FICLONE, source.fd)
         except OSError as error:
             if error.errno in _NOT_HERE:
@@ -138,8 +139,8 @@ class File:
 
     def sync(self) -> None:
         """Make the file's bytes durable. If it fails, nothing may be assumed of what the file holds."""
-        _step("sync", self.path)
         with translating(self.path, "cannot be synced"):
+            _step("sync", self.path)
             os.fsync(self.fd)
 
     def close(self) -> None:
@@ -265,16 +266,16 @@ class Folder:
 
     def create_file(self, name: str, mode: int = NEW_FILE_MODE) -> File:
         """Create a file that must not exist."""
-        _step("create", self.path / name)
         with translating(self.path / name, "cannot be created"), self._parent(name) as (fd, last):
+            _step("create", self.path / name)
             return File(
                 os.open(last, os.O_RDWR | os.O_CREAT | os.O_EXCL | _FILE_FLAGS, mode, dir_fd=fd), self.path / name
             )
 
     def open_or_create(self, name: str) -> File:
         """Open a private file to change it, creating it if it is not there."""
-        _step("create", self.path / name)
         with translating(self.path / name, "cannot be opened"):
+            _step("create", self.path / name)
             return File(self._open(name, os.O_RDWR | os.O_CREAT), self.path / name)
 
     def write_file(self, name: str, data: bytes, mode: int = NEW_FILE_MODE) -> None:
@@ -331,18 +332,18 @@ class Folder:
     def rename(self, name: str, to: Folder, new_name: str) -> None:
         """Move `name`, in one step, over whatever has the new name."""
         old, new = self.path / name, to.path / new_name
-        _step("rename", old, new)
         with (
             translating(new, f"cannot take the place of what is there, from {old}"),
             self._parent(name) as (fd, last),
             to._parent(new_name) as (new_fd, new_last),
         ):
+            _step("rename", old, new)
             os.rename(last, new_last, src_dir_fd=fd, dst_dir_fd=new_fd)
 
     def link_file(self, source: Folder, source_name: str, name: str) -> bool:
         """Give a file of `source` a second name here; False where that cannot be."""
-        _step("link", self.path / name, source.path / source_name)
         try:
+            _step("link", self.path / name, source.path / source_name)
             with source._parent(source_name) as (fd, last), self._parent(name) as (new_fd, new_last):
                 os.link(last, new_last, src_dir_fd=fd, dst_dir_fd=new_fd, follow_symlinks=False)
         except OSError as error:
@@ -353,8 +354,8 @@ class Folder:
 
     def make_link(self, text: str, name: str) -> None:
         """Create a symbolic link."""
-        _step("symlink", self.path / name, text)
         with translating(self.path / name, "cannot be made a link"), self._parent(name) as (fd, last):
+            _step("symlink", self.path / name, text)
             os.symlink(text, last, dir_fd=fd)
 
     def make_folder(self, name: str, mode: int = NEW_FOLDER_MODE, *, exist_ok: bool = False) -> bool:
@@ -363,8 +364,8 @@ class Folder:
             if not stat.S_ISDIR(status.st_mode):
                 raise DamagedError(str(self.path / name), f"is {file_kind(status.st_mode)}, not a folder")
             return False
-        _step("mkdir", self.path / name)
         with translating(self.path / name, "cannot be created"), self._parent(name) as (fd, last):
+            _step("mkdir", self.path / name)
             try:
                 os.mkdir(last, mode, dir_fd=fd)
             except FileExistsError:
@@ -387,14 +388,14 @@ class Folder:
         """Remove a file or link."""
         if missing_ok and self.status(name) is None:
             return
-        _step("unlink", self.path / name)
         with translating(self.path / name, "cannot be removed"), self._parent(name) as (fd, last):
+            _step("unlink", self.path / name)
             os.unlink(last, dir_fd=fd)
 
     def remove_folder(self, name: str, *, used_ok: bool = False) -> None:
         """Remove an empty folder; with `used_ok`, one that is not empty, is a mount or is gone is let be."""
-        _step("rmdir", self.path / name)
         with translating(self.path / name, "cannot be removed"), self._parent(name) as (fd, last):
+            _step("rmdir", self.path / name)
             try:
                 os.rmdir(last, dir_fd=fd)
             except OSError as error:
@@ -425,9 +426,9 @@ class Folder:
     def sync(self, name: str = "") -> None:
         """Make the names in the folder, or in the folder `name` below it, durable."""
         path = self.path / name if name else self.path
-        _step("sync-folder", path)
         with self.open_folder(name) if name else _borrowed(self) as folder:
             try:
+                _step("sync-folder", path)
                 os.fsync(folder.fd)
             except OSError as error:
                 # Some network and FUSE file systems cannot sync folders and say so; what they promise is all there is.
@@ -506,8 +507,8 @@ def may_give_owner(status: os.stat_result) -> bool:
 
 def _set_mode(fd: int, path: Path, mode: int) -> None:
     if stat.S_IMODE(os.fstat(fd).st_mode) & 0o777 != mode:
-        _step("chmod", path)
         with translating(path, "cannot be given its mode"):
+            _step("chmod", path)
             os.fchmod(fd, mode)
 
 

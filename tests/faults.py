@@ -5,7 +5,6 @@ All of them watch `durable.hooks`, so they see every step that there is.
 
 from __future__ import annotations
 
-import errno
 import os
 import random
 import stat
@@ -80,7 +79,7 @@ def killed_at(number: int, run: Callable[[], object]) -> bool:
 def failing_at(number: int, error: int, run: Callable[[], object]) -> bool:
     """Let step `number` fail with an errno, and only that one. Whether `run` ended without getting there.
 
-    What `run` raises for it passes through.
+    It becomes the error that a system would cause; what `run` raises for it passes through.
     """
     steps = 0
 
@@ -93,9 +92,6 @@ def failing_at(number: int, error: int, run: Callable[[], object]) -> bool:
     with watching(fail):
         run()
     return steps <= number
-
-
-NO_SPACE = errno.ENOSPC
 
 
 @dataclass(slots=True)
@@ -144,6 +140,16 @@ class PowerLoss:
         """Hear of a step that is about to happen; the one before it has happened."""
         self._take_last()
         self.last = (kind, path, other)
+
+    def lost_at(self, number: int, run: Callable[[], object]) -> bool:
+        """Run until step `number` (from 0), at which power is lost; whether `run` ended before that."""
+
+        def run_watched() -> None:
+            with watching(self):
+                run()
+
+        # The stop is asked first: of a step that is not done, nothing is heard.
+        return stopped_at(number, run_watched)
 
     def survivors(self, to: Path, way: str, seed: int = 0) -> None:
         """Write below `to` what is left. Ways: "nothing" that is not durable is; "names" are, but no bytes;
