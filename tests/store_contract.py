@@ -45,7 +45,6 @@ class Place:
     url: str
     options: dict[str, object] = field(default_factory=dict)
     writer: Store | None = None
-    can_list: bool = True
 
     def open(self) -> Store:
         return open_store(self.url, self.options, patience=Patience(deadline_seconds=20))

@@ -2,7 +2,8 @@
 
 The bucket is a stand-in, for what a real server does only now and then. `faults` are told to requests one after the
 other: a status; "lose" (it is done, then no answer), "short" (half a body), "page" (status 200, HTML), "whole" (a range
-is ignored), "other" (another range than asked for), "silent" (no length, then half a body), "gzip" (said to be).
+is ignored), "other" (another range than asked for), "silent" (no length, then half a body), "gzip" (said to be), "mute"
+(it is done, then a page instead of an answer), "to URL" (a redirect).
 """
 
 from __future__ import annotations
@@ -94,6 +95,8 @@ class _BucketHandler(BaseHTTPRequestHandler):
         if fault == "lose":
             self.close_connection = True
             self.connection.shutdown(socket.SHUT_RDWR)
+        elif fault == "mute":
+            self._send(200, b"<html>welcome</html>")
         elif is_taken:
             self._send(
                 409 if "x-ms-version" in self.headers else 412, b"<Error><Code>PreconditionFailed</Code></Error>"

@@ -193,7 +193,13 @@ class Store:
             if is_tried and (is_ours := self._is_there(key, data)) is not None:
                 return is_ours
             is_tried = True
-            if self._create(key, data):
+            try:
+                if self._create(key, data):
+                    return True
+            except PermanentError:
+                # An answer that cannot be understood says nothing of what was done.
+                if not self._is_there(key, data):
+                    raise
                 return True
             is_ours = self._is_there(key, data)
             if is_ours is None:
