@@ -8,6 +8,7 @@ links, so nothing is ever written outside it.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import os
@@ -20,7 +21,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from dcr_cli.checkpoint.header import file_kind
-from dcr_cli.errors import ConflictError, DamagedError, LocalError, hint_of
+from dcr_cli.errors import ConflictError, DamagedError, LocalError, UnsupportedError, hint_of
 
 # Called before each step with what is about to happen and to which path; "rename", "link" and "clone" have a second
 # path.
@@ -46,6 +47,9 @@ _NOT_HERE = frozenset(
         errno.EOPNOTSUPP,
     )
 )
+# Where no file can have a second name.
+_NO_LINKS = frozenset((errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK))
+_RENAME_NOREPLACE = 1
 _FICLONE = 0x40049409
 _GET_FLAGS = 0x80086601
 _FIXED_FLAGS = 0x30
@@ -190,19 +194,25 @@ class Folder:
     def read(self, name: str, limit: int) -> bytes | None:
         """Return the bytes of a file of at most `limit` bytes, None if it is not there; anything else is
         DamagedError."""
-        try:
-            fd = self._open(name, os.O_RDONLY)
-        except FileNotFoundError:
+        file = self.open_to_read(name)
+        if file is None:
             return None
-        except OSError as error:
-            raise _translated(error, self.path / name, "cannot be read") from error
-        with File(fd, self.path / name) as file:
-            size = os.fstat(fd).st_size
+        with file:
+            size = os.fstat(file.fd).st_size
             if size > limit:
                 raise DamagedError(str(file.path), f"has {size} bytes, at most {limit} expected")
             data = bytearray(size)
             file.read_into(0, memoryview(data))
             return bytes(data)
+
+    def open_to_read(self, name: str) -> File | None:
+        """Open a file to read it; None if it is not there."""
+        try:
+            return File(self._open(name, os.O_RDONLY), self.path / name)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise _translated(error, self.path / name, "cannot be read") from error
 
     def open_folder(self, name: str) -> Folder:
         with translating(self.path / name, "cannot be opened"), self._parent(name) as (fd, last):
@@ -352,6 +362,27 @@ class Folder:
             raise _translated(error, self.path / name, "cannot be linked") from error
         return True
 
+    def rename_if_free(self, name: str, new_name: str) -> bool:
+        """Move a file of this folder to a new name, in one step, unless something has that; False if something has.
+
+        UnsupportedError where the file system has neither hard links nor such a rename.
+        """
+        old, new = self.path / name, self.path / new_name
+        _step("link", new, old)
+        try:
+            with self._parent(name) as (fd, last), self._parent(new_name) as (new_fd, new_last):
+                os.link(last, new_last, src_dir_fd=fd, dst_dir_fd=new_fd, follow_symlinks=False)
+        except FileExistsError:
+            # A file server may have done it, and its answer been lost.
+            if not self._is_one_file(name, new_name):
+                return False
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise _translated(error, new, f"cannot be made, from {old}") from error
+            return self._rename_if_free(name, new_name)
+        self.remove(name)
+        return True
+
     def make_link(self, text: str, name: str) -> None:
         """Create a symbolic link."""
         with translating(self.path / name, "cannot be made a link"), self._parent(name) as (fd, last):
@@ -443,6 +474,27 @@ class Folder:
             raise DamagedError(str(self.path / name), "is not a regular file")
         return opened
 
+    def _is_one_file(self, name: str, other: str) -> bool:
+        statuses = [self.status(each) for each in (name, other)]
+        return len({(each.st_dev, each.st_ino) if each else None for each in statuses}) == 1
+
+    def _rename_if_free(self, name: str, new_name: str) -> bool:
+        """The same where there are no hard links."""
+        old, new = self.path / name, self.path / new_name
+        _step("rename", old, new)
+        try:
+            with self._parent(name) as (fd, last), self._parent(new_name) as (new_fd, new_last):
+                _rename_no_replace(fd, last, new_fd, new_last)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            if error.errno in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
+                raise UnsupportedError(
+                    str(new), "its file system can create no file only if none is there", hint="choose another disk"
+                ) from error
+            raise _translated(error, new, f"cannot be made, from {old}") from error
+        return True
+
     @contextmanager
     def _parent(self, name: str) -> Iterator[tuple[int, str]]:
         """Lend a descriptor of the folder that `name` lies in, and its last component."""
@@ -483,6 +535,17 @@ def _translated(error: OSError, path: Path, facts: str) -> LocalError | DamagedE
         do = "raise the limit on file sizes, see ulimit -f," if error.errno == errno.EFBIG else "make room"
         return NoRoomError(str(path), f"{facts}: {error.strerror}", hint=f"{do} and run the same command again")
     return LocalError(str(path), f"{facts}: {error.strerror}", hint=hint_of(error))
+
+
+def _rename_no_replace(fd: int, name: str, new_fd: int, new_name: str) -> None:
+    """Call renameat2, which Python does not know."""
+    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if renameat2 is None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    renameat2.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint)
+    if renameat2(fd, os.fsencode(name), new_fd, os.fsencode(new_name), _RENAME_NOREPLACE):
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
 
 
 def _mount_id(name: str, folder: int) -> int:

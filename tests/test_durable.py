@@ -13,7 +13,7 @@ import pytest
 
 from dcr_cli import durable
 from dcr_cli.durable import Folder, NoRoomError, open_folder
-from dcr_cli.errors import ConflictError, DamagedError, LocalError
+from dcr_cli.errors import ConflictError, DamagedError, LocalError, UnsupportedError
 from dcr_cli.receiver.room import free_bytes
 from faults import PowerLoss, StoppedError, stopped_at, watching
 
@@ -22,6 +22,46 @@ from faults import PowerLoss, StoppedError, stopped_at, watching
 def folder(tmp_path: Path) -> Folder:
     (tmp_path / "root").mkdir()
     return open_folder(tmp_path / "root")
+
+
+class TestRenamingIfFree:
+    """A file takes a name only if nothing has it, with and without hard links."""
+
+    @pytest.fixture(params=[None, errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS])
+    def links(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refuse(*arguments: object, **more: object) -> None:
+            raise OSError(request.param, os.strerror(request.param))
+
+        if request.param is not None:
+            monkeypatch.setattr(os, "link", refuse)
+
+    def test_a_name_that_is_free(self, folder: Folder, links: None) -> None:
+        folder.write_file("new", b"1")
+        assert folder.rename_if_free("new", "name")
+        assert folder.names() == ["name"] and folder.read("name", 1) == b"1"
+
+    def test_a_name_that_is_taken(self, folder: Folder, links: None) -> None:
+        folder.write_file("new", b"1")
+        folder.write_file("name", b"2")
+        assert not folder.rename_if_free("new", "name")
+        assert folder.names() == ["name", "new"] and folder.read("name", 1) == b"2"
+
+    def test_an_answer_that_was_lost(self, folder: Folder) -> None:
+        folder.write_file("new", b"1")
+        folder.link_file(folder, "new", "name")
+        assert folder.rename_if_free("new", "name")
+        assert folder.names() == ["name"]
+
+    def test_neither_way(self, folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refuse(*arguments: object, **more: object) -> None:
+            raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+        monkeypatch.setattr(os, "link", refuse)
+        monkeypatch.setattr(durable, "_rename_no_replace", refuse)
+        folder.write_file("new", b"1")
+        with pytest.raises(UnsupportedError, match="only if none is there"):
+            folder.rename_if_free("new", "name")
+        assert folder.names() == ["new"]
 
 
 class TestWriting:

@@ -1,0 +1,254 @@
+"""A web server as a backend: read only, by GET and HEAD, with nothing but the standard library.
+
+What a server may get wrong and is seen here: pages instead of objects, encoded bodies, ranges that are ignored or
+other than asked for. What it asks us to keep from others, credentials, is sent to no other server that it redirects to.
+"""
+
+from __future__ import annotations
+
+import base64
+import email.utils
+import http.client
+import re
+import socket
+import ssl
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from email.message import Message
+from typing import IO, BinaryIO
+from urllib.parse import quote, urlsplit
+
+from dcr_cli.errors import UnsupportedError, UsageError
+from dcr_cli.remote.backend import (
+    CHUNK_BYTES,
+    AbsentError,
+    Answer,
+    DeniedError,
+    Entry,
+    FaultError,
+    OutsideError,
+    PermanentError,
+    Status,
+    TransientError,
+)
+from dcr_cli.remote.location import Location
+
+TIMEOUT_SECONDS = 30.0
+_OPTIONS = ("username", "password", "token", "headers")
+_TRANSIENT = frozenset((408, 425, 429, 500, 502, 503, 504))
+_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
+_PAGE_NAMES = (".html", ".htm", ".xhtml")
+
+
+class HttpBackend:
+    """The objects below an address. Options: `username` and `password`, or `token`; `headers` to send along."""
+
+    can_create = False
+
+    def __init__(self, location: Location, options: Mapping[str, object]) -> None:
+        unknown = sorted(set(options) - set(_OPTIONS))
+        if unknown:
+            raise UsageError(location.shown, f"storage option {unknown[0]} is not one of {', '.join(_OPTIONS)}")
+        self._shown = location.shown
+        self._root = location.shown
+        self._query = f"?{location.query}" if location.query else ""
+        self._headers = _headers_of(location, options)
+        self._opener = urllib.request.build_opener(_Redirects)
+
+    def read(self, key: str, begin: int, size: int | None) -> Answer:
+        is_ranged = begin > 0 or size is not None
+        end = "" if size is None else begin + size - 1
+        response = self._open(key, "GET", {"Range": f"bytes={begin}-{end}"} if is_ranged else {})
+        try:
+            return _answer(response, key, begin if is_ranged else None)
+        except FaultError:
+            response.close()
+            raise
+
+    def status(self, key: str) -> Status | None:
+        try:
+            with self._open(key, "HEAD", {}) as response:
+                _check_kind(response, key)
+                size, modified = _length(response), _modified(response)
+        except AbsentError:
+            return None
+        except PermanentError:
+            # Not every server knows HEAD.
+            with self.read(key, 0, 1) as answer:
+                size, modified = answer.total, None
+        if size is None:
+            raise PermanentError("the answer does not say how long it is")
+        return Status(size, modified)
+
+    def write(self, key: str, data: bytes | BinaryIO, size: int) -> None:
+        raise self._read_only()
+
+    def create(self, key: str, data: bytes) -> bool:
+        raise self._read_only()
+
+    def entries(self, prefix: str) -> Iterator[Entry]:
+        raise UnsupportedError(self._shown, "a web server lists nothing")
+
+    def remove(self, key: str) -> None:
+        raise self._read_only()
+
+    def close(self) -> None:
+        pass
+
+    def _read_only(self) -> UnsupportedError:
+        return UnsupportedError(self._shown, "over HTTP a remote can only be read", hint="name it by where it lies")
+
+    def _open(self, key: str, method: str, headers: dict[str, str]) -> http.client.HTTPResponse:
+        url = f"{self._root}/{quote(key)}{self._query}"
+        request = urllib.request.Request(url, method=method, headers={**self._headers, **headers})
+        try:
+            response: http.client.HTTPResponse = self._opener.open(request, timeout=TIMEOUT_SECONDS)
+            return response
+        except urllib.error.HTTPError as error:
+            with error:
+                fault = _fault_of(error.code, error.headers)
+        except (OSError, http.client.HTTPException) as error:
+            fault = _broken(error)
+        raise fault
+
+
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """Follows redirects, without credentials to another server, and never from https to http."""
+
+    max_redirections = 5
+
+    def redirect_request(
+        self,
+        req: urllib.request.Request,
+        fp: IO[bytes],
+        code: int,
+        msg: str,
+        headers: Message,
+        newurl: str,
+    ) -> urllib.request.Request | None:
+        old, new = urlsplit(req.full_url), urlsplit(newurl)
+        if new.scheme not in ("http", "https") or (old.scheme == "https" and new.scheme == "http"):
+            fp.close()
+            raise PermanentError("redirects to an address that is not a safe one")
+        if new.username is not None or new.password is not None:
+            fp.close()
+            raise PermanentError("redirects to an address with a user name")
+        request = urllib.request.Request(newurl, method=req.get_method(), unverifiable=True)
+        kept = req.headers if (old.scheme, old.netloc) == (new.scheme, new.netloc) else _plain(req.headers)
+        for name, value in kept.items():
+            request.add_header(name, value)
+        return request
+
+
+def _plain(headers: Mapping[str, str]) -> dict[str, str]:
+    """The headers that say nothing about us."""
+    return {name: value for name, value in headers.items() if name.lower() in ("range", "accept-encoding")}
+
+
+def _headers_of(location: Location, options: Mapping[str, object]) -> dict[str, str]:
+    headers = {"Accept-Encoding": "identity", "User-Agent": "dcr"}
+    given = options.get("headers")
+    if isinstance(given, Mapping):
+        headers |= {str(name): str(value) for name, value in given.items()}
+    user = options.get("username", location.user)
+    password = options.get("password", location.password)
+    if "token" in options:
+        headers["Authorization"] = f"Bearer {options['token']}"
+    elif user is not None:
+        pair = f"{user}:{password if password is not None else ''}".encode()
+        headers["Authorization"] = f"Basic {base64.b64encode(pair).decode('ascii')}"
+    if any(not (name + value).isprintable() for name, value in headers.items()):
+        raise UsageError(location.shown, "a storage option has a line break or another control character")
+    return headers
+
+
+def _answer(response: http.client.HTTPResponse, key: str, begin: int | None) -> Answer:
+    """The answer to a GET, of a range that starts at `begin` unless that is None."""
+    _check_kind(response, key)
+    length, total, start = _length(response), None, 0
+    if response.status == 206:
+        match = _CONTENT_RANGE.fullmatch((response.headers.get("Content-Range") or "").strip())
+        if match is None or begin is None:
+            raise PermanentError("answers with a part without saying which, or unasked")
+        start, last = int(match[1]), int(match[2])
+        total = None if match[3] == "*" else int(match[3])
+        if start != begin or last < start or length not in (None, last - start + 1):
+            raise PermanentError(f"bytes from {begin} on were asked for, the answer says that it has {start} to {last}")
+        length = last - start + 1
+    elif response.status == 200:
+        total = length
+    else:
+        raise PermanentError(f"answers with status {response.status}")
+    tag = response.headers.get("ETag") or response.headers.get("Last-Modified")
+    return Answer(start, length, total, _chunks(response), tag, response.close)
+
+
+def _chunks(response: http.client.HTTPResponse) -> Iterator[bytes]:
+    while True:
+        fault: FaultError
+        try:
+            # Not all there is, but all that came: a slow server's bytes are not lost when it breaks off.
+            chunk = response.read1(CHUNK_BYTES)
+        except (OSError, http.client.HTTPException) as error:
+            fault = _broken(error)
+        else:
+            if not chunk:
+                return
+            yield chunk
+            continue
+        raise fault
+
+
+def _check_kind(response: http.client.HTTPResponse, key: str) -> None:
+    encoding = (response.headers.get("Content-Encoding") or "identity").strip().lower()
+    if encoding != "identity":
+        raise PermanentError("sends the object encoded, though asked not to")
+    if response.headers.get_content_type() in ("text/html", "application/xhtml+xml") and not key.endswith(_PAGE_NAMES):
+        raise PermanentError(
+            "answers with a web page, not with the object", hint="is it the right address, and is a login in between?"
+        )
+
+
+def _length(response: http.client.HTTPResponse) -> int | None:
+    text = response.headers.get("Content-Length")
+    return int(text) if text is not None and text.isdecimal() else None
+
+
+def _modified(response: http.client.HTTPResponse) -> float | None:
+    text = response.headers.get("Last-Modified")
+    try:
+        return None if text is None else email.utils.parsedate_to_datetime(text).timestamp()
+    except ValueError:
+        return None
+
+
+def _fault_of(status: int, headers: Message) -> FaultError:
+    if status in (404, 410):
+        return AbsentError()
+    if status == 403:
+        return DeniedError("status 403")
+    if status in (401, 407):
+        return PermanentError(f"asks who we are (status {status})", hint="check the credentials")
+    if status == 416:
+        return OutsideError("ends before the range that was asked for")
+    if status in _TRANSIENT:
+        after = headers.get("Retry-After") or ""
+        return TransientError(f"answers with status {status}", after_seconds=float(after) if after.isdecimal() else 0.0)
+    if status in (301, 302, 303, 307, 308):
+        return PermanentError("redirects too often, or to nowhere")
+    return PermanentError(f"answers with status {status}")
+
+
+def _broken(error: OSError | http.client.HTTPException) -> FaultError:
+    """What a broken connection is: all of it may pass, but a certificate that is not trusted."""
+    reason = getattr(error, "reason", error)
+    if isinstance(reason, ssl.SSLCertVerificationError):
+        return PermanentError("its certificate is not to be trusted")
+    if isinstance(reason, TimeoutError):
+        return TransientError(f"did not answer in {TIMEOUT_SECONDS:.0f} s")
+    if isinstance(reason, socket.gaierror):
+        return TransientError("its host name is not known")
+    if isinstance(reason, OSError) and reason.strerror:
+        return TransientError(reason.strerror)
+    return TransientError("the connection broke")

@@ -1,0 +1,145 @@
+"""A folder of the local disk, or of a mounted file server, as a backend.
+
+A file is written beside its place under a name that starts with a dot, synced, and then given its name: by a rename,
+or by one that fails if something has it. No link below the root is followed, so nothing outside is read or changed.
+A process that is killed leaves such a file, which no listing shows.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from dcr_cli.durable import File, Folder, open_folder
+from dcr_cli.errors import DcrError
+from dcr_cli.remote.backend import CHUNK_BYTES, AbsentError, Answer, Entry, OutsideError, Status, parts
+
+
+class LocalBackend:
+    """The files below a folder, which is made by the first write."""
+
+    can_create = True
+
+    def __init__(self, root: str) -> None:
+        self._root = Path(root)
+
+    def read(self, key: str, begin: int, size: int | None) -> Answer:
+        with self._opened() as folder:
+            file = None if folder is None else folder.open_to_read(key)
+        if file is None:
+            raise AbsentError
+        status = os.fstat(file.fd)
+        if begin > status.st_size:
+            file.close()
+            raise OutsideError(f"has {status.st_size} bytes, at least {begin} expected")
+        end = status.st_size if size is None else min(begin + size, status.st_size)
+        tag = f"{status.st_dev}:{status.st_ino}:{status.st_mtime_ns}"
+        return Answer(begin, end - begin, status.st_size, _chunks(file, begin, end), tag, file.close)
+
+    def write(self, key: str, data: bytes | BinaryIO, size: int) -> None:
+        self._publish(key, data, lambda folder, new: folder.rename(new, folder, key))
+
+    def create(self, key: str, data: bytes) -> bool:
+        is_ours = False
+
+        def take(folder: Folder, new: str) -> None:
+            nonlocal is_ours
+            is_ours = folder.rename_if_free(new, key)
+            if not is_ours:
+                folder.remove(new)
+
+        self._publish(key, data, take)
+        return is_ours
+
+    def status(self, key: str) -> Status | None:
+        with self._opened() as folder:
+            status = None if folder is None else folder.status(key)
+        return None if status is None or not stat.S_ISREG(status.st_mode) else _status(status)
+
+    def entries(self, prefix: str) -> Iterator[Entry]:
+        with self._opened() as root:
+            if root is None or (prefix and not _is_folder(root.status(prefix.rstrip("/")))):
+                return
+            yield from _walk(root, prefix)
+
+    def remove(self, key: str) -> None:
+        with self._opened() as folder:
+            if folder is not None and folder.status(key) is not None:
+                folder.remove(key, missing_ok=True)
+                folder.sync(key.rpartition("/")[0])
+
+    def close(self) -> None:
+        pass
+
+    @contextmanager
+    def _opened(self) -> Iterator[Folder | None]:
+        """Lend the root; None if it is not there."""
+        if not os.path.lexists(self._root):
+            yield None
+            return
+        with open_folder(self._root) as folder:
+            yield folder
+
+    def _publish(self, key: str, data: bytes | BinaryIO, put_in_place: Callable[[Folder, str], None]) -> None:
+        """Write a file of its own, durably, and give it its place; it is gone if that fails."""
+        above, slash, _ = key.rpartition("/")
+        new = f"{above}{slash}.{secrets.token_hex(8)}.new"
+        self._make_root()
+        with open_folder(self._root) as folder:
+            folder.make_parents(key)
+            try:
+                with folder.create_file(new) as file:
+                    at = 0
+                    for part in parts(data):
+                        file.write_at(at, part)
+                        at += len(part)
+                    file.sync()
+                put_in_place(folder, new)
+            except (DcrError, OSError):
+                folder.remove(new, missing_ok=True)
+                raise
+            folder.sync(above)
+
+    def _make_root(self) -> None:
+        if self._root.is_dir():
+            return
+        above = self._root
+        while not os.path.lexists(above):
+            above = above.parent
+        with open_folder(above) as folder:
+            folder.make_parents(f"{self._root.relative_to(above)}/.")
+
+
+def _chunks(file: File, begin: int, end: int) -> Iterator[bytes]:
+    for at in range(begin, end, CHUNK_BYTES):
+        chunk = bytearray(min(CHUNK_BYTES, end - at))
+        file.read_into(at, memoryview(chunk))
+        yield bytes(chunk)
+
+
+def _walk(root: Folder, prefix: str) -> Iterator[Entry]:
+    folder = prefix.rstrip("/")
+    with root.open_folder(folder or ".") as opened:
+        names = opened.names()
+    for name in names:
+        status = None if name.startswith(".") else root.status(prefix + name)
+        if status is None:
+            continue
+        if stat.S_ISDIR(status.st_mode):
+            yield from _walk(root, f"{prefix}{name}/")
+        elif stat.S_ISREG(status.st_mode):
+            known = _status(status)
+            yield Entry(prefix + name, known.size, known.modified)
+
+
+def _is_folder(status: os.stat_result | None) -> bool:
+    return status is not None and stat.S_ISDIR(status.st_mode)
+
+
+def _status(status: os.stat_result) -> Status:
+    return Status(status.st_size, status.st_mtime)

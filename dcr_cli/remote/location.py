@@ -1,0 +1,94 @@
+"""The address of a remote: what its parts mean, and what of it may be shown.
+
+Passwords, queries and most user names may be secrets, so they are shown nowhere: not in errors, not by repr.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, field
+from urllib.parse import unquote, urlsplit
+
+from dcr_cli.errors import NOT_SET, UnsupportedError, UsageError
+
+_PROTOCOL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+_CHAIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(://[^?#]*)?::[A-Za-z]")
+_WITH_QUERY = frozenset(("http", "https"))
+# Where a user name is part of what the address means: an account there, or a container.
+_WITH_USER = frozenset(("sftp", "ssh", "abfs", "abfss"))
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """A remote's address. `path` has no slash at its end; `shown` is all of it that people get to see."""
+
+    protocol: str
+    host: str
+    port: int | None
+    path: str
+    shown: str
+    user: str | None = field(default=None, repr=False)
+    password: str | None = field(default=None, repr=False)
+    query: str = field(default="", repr=False)
+
+
+def locate(url: str | os.PathLike[str]) -> Location:
+    """Take an address apart; a path is one without a protocol."""
+    text = os.fspath(url)
+    if not text:
+        raise UsageError("remote", "is an empty address", hint=NOT_SET)
+    if _CHAIN.match(text):
+        raise UnsupportedError("remote", "an address made of several, with ::, is not one of a remote")
+    match = _PROTOCOL.match(text)
+    if match is None:
+        return _folder(text, text)
+    protocol = match.group(1).lower()
+    if protocol in ("file", "local"):
+        rest = text[match.end() :]
+        if not rest.startswith("/"):
+            raise UsageError(f"{protocol}://", "a folder's address has three slashes: file:///path")
+        return _folder(rest, text)
+    return _split(protocol, text)
+
+
+def _folder(path: str, shown: str) -> Location:
+    if "\0" in path:
+        raise UsageError("remote", "its path has a zero byte")
+    return Location("file", "", None, os.path.abspath(path), shown)
+
+
+def _split(protocol: str, text: str) -> Location:
+    parts = None
+    try:
+        parts = urlsplit(text)
+        port = parts.port
+    except ValueError:
+        # Its text would show the address.
+        parts = None
+    if parts is None:
+        raise UsageError(f"{protocol}://", "the address cannot be understood: its host or port is not one")
+    if protocol not in _WITH_QUERY and parts.query:
+        raise UsageError(f"{protocol}://", "has a query; give what it says as storage options")
+    if parts.fragment:
+        raise UsageError(f"{protocol}://", "has a fragment: write # as %23")
+    # Buckets have names with capitals and underscores, which `hostname` would change.
+    host = parts.netloc.rpartition("@")[2]
+    host = host[: -len(f":{port}")] if port is not None else host.removesuffix(":")
+    path = parts.path.rstrip("/")
+    if any(component in (".", "..") for component in unquote(path).split("/")):
+        raise UsageError(f"{protocol}://{host}{path}", "its path has a component . or ..")
+    user = unquote(parts.username) if parts.username is not None else None
+    place = f"{host}:{port}" if port is not None else host
+    if user is not None and protocol in _WITH_USER:
+        place = f"{parts.username}@{place}"
+    return Location(
+        protocol,
+        host,
+        port,
+        path,
+        f"{protocol}://{place}{path}",
+        user=user,
+        password=unquote(parts.password) if parts.password is not None else None,
+        query=parts.query,
+    )

@@ -1,0 +1,78 @@
+"""Opening a store: which backend an address is served by. A backend's library is imported only when it is needed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from dcr_cli.errors import UnsupportedError, UsageError
+from dcr_cli.remote.backend import Backend
+from dcr_cli.remote.location import Location, locate
+from dcr_cli.remote.retry import Patience
+from dcr_cli.remote.store import Store
+
+# What a protocol needs beside dcr; the other ones need what fsspec says.
+_PACKAGES = {
+    **dict.fromkeys(("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"), "obstore"),
+    **dict.fromkeys(("sftp", "ssh"), "paramiko"),
+}
+_WITHOUT_OPTIONS = ("file", "memory")
+
+
+def open_store(
+    url: str | os.PathLike[str],
+    storage_options: Mapping[str, object] | None = None,
+    *,
+    is_single_writer: bool = False,
+    patience: Patience | None = None,
+) -> Store:
+    """Open the remote at a path or URL; whether anything is there is not looked at.
+
+    `storage_options` are the backend's, credentials among them; those not given come from where the backend's tools
+    look for them. UsageError for an address or option that cannot be understood; UnsupportedError where a package is
+    missing.
+    """
+    location = locate(url)
+    backend = _backend(location, dict(storage_options or {}))
+    return Store(backend, location.shown, patience=patience, is_single_writer=is_single_writer)
+
+
+def _backend(location: Location, options: Mapping[str, object]) -> Backend:
+    if options and location.protocol in _WITHOUT_OPTIONS:
+        raise UsageError(location.shown, f"takes no storage options, not {next(iter(options))}")
+    try:
+        return _import_and_open(location, options)
+    except ImportError as error:
+        missing = error.name or "a package"
+    package = _PACKAGES.get(location.protocol, missing)
+    raise UnsupportedError(
+        location.shown, f"{location.protocol}:// needs {missing}, which is not installed", hint=f"pip install {package}"
+    )
+
+
+def _import_and_open(location: Location, options: Mapping[str, object]) -> Backend:
+    match location.protocol:
+        case "file":
+            from dcr_cli.remote.local import LocalBackend
+
+            return LocalBackend(location.path)
+        case "memory":
+            from dcr_cli.remote.memory import MemoryBackend
+
+            return MemoryBackend(location.host + location.path)
+        case "http" | "https":
+            from dcr_cli.remote.http import HttpBackend
+
+            return HttpBackend(location, options)
+        case "s3" | "s3a" | "gs" | "gcs" | "az" | "abfs" | "abfss":
+            from dcr_cli.remote.objects import ObjectBackend
+
+            return ObjectBackend(location, options)
+        case "sftp" | "ssh":
+            from dcr_cli.remote.sftp import SftpBackend
+
+            return SftpBackend(location, options)
+        case _:
+            from dcr_cli.remote.other import OtherBackend
+
+            return OtherBackend(location, options)

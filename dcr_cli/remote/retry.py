@@ -1,0 +1,75 @@
+"""How often and how long something is tried: the only place that retries.
+
+Which faults may pass is the backends' knowledge, told by the kind of fault.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from dcr_cli.remote.backend import PermanentError, TransientError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long an operation is tried again, counted from its start or its last progress, and the waits between.
+
+    The n-th wait is between half and all of `first_wait_seconds` doubled n times, at most `longest_wait_seconds`.
+    `clock`, `sleep` and `dice` (a number from 0 to 1) are there for tests.
+    """
+
+    deadline_seconds: float = 120.0
+    first_wait_seconds: float = 0.2
+    longest_wait_seconds: float = 15.0
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+    dice: Callable[[], float] = random.random
+
+
+class OutOfPatienceError(PermanentError):
+    """It failed each time, but not in a way that says it always will."""
+
+
+class Attempts:
+    """The attempts of one operation."""
+
+    def __init__(self, patience: Patience) -> None:
+        self._patience = patience
+        self.progressed()
+
+    def progressed(self) -> None:
+        """Begin anew: what was tried has come further than before."""
+        self._began = self._patience.clock()
+        self._failures = 0
+
+    def failed(self, fault: TransientError) -> OutOfPatienceError | None:
+        """Wait before the next attempt; if there is no time for one, return what the operation came to."""
+        patience = self._patience
+        self._failures += 1
+        longest = min(patience.first_wait_seconds * 2.0 ** min(self._failures - 1, 60), patience.longest_wait_seconds)
+        # Many receivers that one failure stopped at once must not come back at once.
+        wait = max(longest * (1 + patience.dice()) / 2, fault.after_seconds)
+        spent = patience.clock() - self._began
+        if spent + wait > patience.deadline_seconds:
+            times = "once" if self._failures == 1 else f"{self._failures} times"
+            return OutOfPatienceError(f"{fault.reason}; tried {times} in {spent:.0f} s")
+        patience.sleep(wait)
+        return None
+
+
+def retrying(work: Callable[[], T], patience: Patience) -> T:
+    """Return what `work` returns, called again after each TransientError while there is time."""
+    attempts = Attempts(patience)
+    while True:
+        try:
+            return work()
+        except TransientError as error:
+            end = attempts.failed(error)
+        if end is not None:
+            raise end
