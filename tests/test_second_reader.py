@@ -312,7 +312,7 @@ def test_few_values(tmp_path: Path) -> None:
         sources = {name: base[name.split()[0]] for name in target}
         delta = check(tmp_path / encoding, {"m.safetensors": sources}, {"m.safetensors": target}, encoding)
         used |= {piece.encoding for tensor in delta.tensors for piece in tensor.pieces}
-    assert used == {GAP_XOR, GAP_OVERWRITE, CONTEXT}
+    assert used == {WHOLE, GAP_XOR, GAP_OVERWRITE, CONTEXT}
 
 
 def test_a_piece_in_two_payloads(tmp_path: Path) -> None:
