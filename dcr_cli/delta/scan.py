@@ -83,7 +83,7 @@ class _Side:
         do not fit the buffer."""
         spots = np.array([(tensor.shard, tensor.begin, tensor.bytes) for tensor in tensors], np.int64)
         shards, begins, sizes = spots.T
-        order = np.lexsort((sizes, begins, shards))
+        order = np.lexsort((begins, shards))
         ends = (begins + sizes)[order]
         is_first = np.ones(len(order), np.bool_)
         for near in (NEAR_BYTES, 0):
