@@ -12,10 +12,10 @@ from typing import Any, BinaryIO
 import pytest
 
 from dcr_cli.errors import DamagedError, NotFoundError
-from dcr_cli.remote.backend import Answer, Backend, DeniedError, Entry, Status, TransientError
-from dcr_cli.remote.opening import open_store
-from dcr_cli.remote.retry import Patience
-from dcr_cli.remote.store import Store
+from dcr_cli.store.backend import Answer, Backend, DeniedError, Entry, Status, TransientError
+from dcr_cli.store.opening import open_store
+from dcr_cli.store.retry import Patience
+from dcr_cli.store.store import Store
 
 RACERS = 8
 ROUNDS = 50

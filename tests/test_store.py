@@ -22,13 +22,13 @@ from dcr_cli.errors import (
     UnsupportedError,
     UsageError,
 )
-from dcr_cli.remote.backend import Backend
-from dcr_cli.remote.clouds import cloud_of
-from dcr_cli.remote.local import LocalBackend
-from dcr_cli.remote.location import locate
-from dcr_cli.remote.memory import MemoryBackend
-from dcr_cli.remote.opening import open_store
-from dcr_cli.remote.store import MOST_CREATED_BYTES, Store
+from dcr_cli.store.backend import Backend
+from dcr_cli.store.clouds import cloud_of
+from dcr_cli.store.local import LocalBackend
+from dcr_cli.store.location import locate
+from dcr_cli.store.memory import MemoryBackend
+from dcr_cli.store.opening import open_store
+from dcr_cli.store.store import MOST_CREATED_BYTES, Store
 from store_contract import (
     BIG,
     MOST,
@@ -333,7 +333,7 @@ class TestBodies:
         store = wrapped(IgnoresRanges(backend), clock)
         assert store.get_range("a", 3 << 20, 5) == BIG[3 << 20 : (3 << 20) + 5]
         assert b"".join(store.stream("a", begin=len(BIG) - 3)) == BIG[-3:]
-        monkeypatch.setattr("dcr_cli.remote.store.MOST_SKIPPED_BYTES", 1000)
+        monkeypatch.setattr("dcr_cli.store.store.MOST_SKIPPED_BYTES", 1000)
         with pytest.raises(TransportError, match="ignores ranges"):
             store.get_range("a", 1001, 5)
 
@@ -547,7 +547,7 @@ class TestOpening:
 
     @pytest.mark.parametrize(("url", "package"), [("s3://b/c", "obstore"), ("sftp://h/a", "paramiko")])
     def test_a_package_that_is_missing(self, monkeypatch: pytest.MonkeyPatch, url: str, package: str) -> None:
-        for name in ("dcr_cli.remote.objects", "dcr_cli.remote.sftp"):
+        for name in ("dcr_cli.store.objects", "dcr_cli.store.sftp"):
             monkeypatch.delitem(sys.modules, name, raising=False)
         monkeypatch.setitem(sys.modules, package, None)
         with pytest.raises(UnsupportedError, match=f"needs {package}, which is not installed") as caught:
@@ -556,7 +556,7 @@ class TestOpening:
 
     def test_libraries_are_imported_only_when_they_are_asked_for(self, tmp_path: Path) -> None:
         code = (
-            "import sys; from dcr_cli.remote.opening import open_store\n"
+            "import sys; from dcr_cli.store.opening import open_store\n"
             f"open_store({str(tmp_path / 'a')!r}).put('a', b'1'); open_store('http://localhost/')\n"
             "assert not {'obstore', 'paramiko', 'fsspec', 'boto3', 'numpy'} & set(sys.modules)"
         )

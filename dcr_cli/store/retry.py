@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from dcr_cli.remote.backend import PermanentError, TransientError
+from dcr_cli.store.backend import PermanentError, TransientError
 
 T = TypeVar("T")
 

@@ -16,7 +16,7 @@ from typing import BinaryIO, Self, TypeVar
 
 from dcr_cli.checkpoint.names import safe_path
 from dcr_cli.errors import ConflictError, DamagedError, NotFoundError, TransportError, UnsupportedError
-from dcr_cli.remote.backend import (
+from dcr_cli.store.backend import (
     AbsentError,
     Answer,
     Backend,
@@ -29,7 +29,7 @@ from dcr_cli.remote.backend import (
     Status,
     TransientError,
 )
-from dcr_cli.remote.retry import Attempts, OutOfPatienceError, Patience, retrying
+from dcr_cli.store.retry import Attempts, OutOfPatienceError, Patience, retrying
 
 T = TypeVar("T")
 

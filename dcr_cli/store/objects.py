@@ -24,7 +24,7 @@ from obstore.exceptions import (
 from obstore.store import AzureStore, GCSStore, S3Store
 
 from dcr_cli.errors import UnsupportedError, UsageError
-from dcr_cli.remote.backend import (
+from dcr_cli.store.backend import (
     CHUNK_BYTES,
     AbsentError,
     Answer,
@@ -38,8 +38,8 @@ from dcr_cli.remote.backend import (
     TransientError,
     parts,
 )
-from dcr_cli.remote.clouds import Cloud, cloud_of
-from dcr_cli.remote.location import Location
+from dcr_cli.store.clouds import Cloud, cloud_of
+from dcr_cli.store.location import Location
 
 T = TypeVar("T")
 

@@ -6,10 +6,10 @@ import os
 from collections.abc import Mapping
 
 from dcr_cli.errors import UnsupportedError, UsageError
-from dcr_cli.remote.backend import Backend
-from dcr_cli.remote.location import Location, locate
-from dcr_cli.remote.retry import Patience
-from dcr_cli.remote.store import Store
+from dcr_cli.store.backend import Backend
+from dcr_cli.store.location import Location, locate
+from dcr_cli.store.retry import Patience
+from dcr_cli.store.store import Store
 
 # What a protocol needs beside dcr; the other ones need what fsspec says.
 _PACKAGES = {
@@ -53,26 +53,26 @@ def _backend(location: Location, options: Mapping[str, object]) -> Backend:
 def _import_and_open(location: Location, options: Mapping[str, object]) -> Backend:
     match location.protocol:
         case "file":
-            from dcr_cli.remote.local import LocalBackend
+            from dcr_cli.store.local import LocalBackend
 
             return LocalBackend(location.path)
         case "memory":
-            from dcr_cli.remote.memory import MemoryBackend
+            from dcr_cli.store.memory import MemoryBackend
 
             return MemoryBackend(location.host + location.path)
         case "http" | "https":
-            from dcr_cli.remote.http import HttpBackend
+            from dcr_cli.store.http import HttpBackend
 
             return HttpBackend(location, options)
         case "s3" | "s3a" | "gs" | "gcs" | "az" | "abfs" | "abfss":
-            from dcr_cli.remote.objects import ObjectBackend
+            from dcr_cli.store.objects import ObjectBackend
 
             return ObjectBackend(location, options)
         case "sftp" | "ssh":
-            from dcr_cli.remote.sftp import SftpBackend
+            from dcr_cli.store.sftp import SftpBackend
 
             return SftpBackend(location, options)
         case _:
-            from dcr_cli.remote.other import OtherBackend
+            from dcr_cli.store.other import OtherBackend
 
             return OtherBackend(location, options)

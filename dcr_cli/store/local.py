@@ -17,7 +17,7 @@ from typing import BinaryIO
 
 from dcr_cli.durable import File, Folder, open_folder
 from dcr_cli.errors import DcrError
-from dcr_cli.remote.backend import CHUNK_BYTES, AbsentError, Answer, Entry, OutsideError, Status, parts
+from dcr_cli.store.backend import CHUNK_BYTES, AbsentError, Answer, Entry, OutsideError, Status, parts
 
 
 class LocalBackend:

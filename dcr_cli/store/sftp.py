@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 import paramiko
 
 from dcr_cli.errors import UnsupportedError, UsageError
-from dcr_cli.remote.backend import (
+from dcr_cli.store.backend import (
     AbsentError,
     Answer,
     DeniedError,
@@ -30,7 +30,7 @@ from dcr_cli.remote.backend import (
     TransientError,
     parts,
 )
-from dcr_cli.remote.location import Location
+from dcr_cli.store.location import Location
 
 TIMEOUT_SECONDS = 30.0
 # How much is read before the session is let go: another thread may need one, and servers take ten per connection.

@@ -8,7 +8,7 @@ from typing import BinaryIO
 
 from fsspec.implementations.memory import MemoryFileSystem
 
-from dcr_cli.remote.backend import AbsentError, Answer, Entry, OutsideError, Status, parts
+from dcr_cli.store.backend import AbsentError, Answer, Entry, OutsideError, Status, parts
 
 # One for all: fsspec's objects are the process's, and its files know nothing of threads.
 _lock = threading.Lock()

@@ -20,7 +20,7 @@ from typing import IO, BinaryIO
 from urllib.parse import quote, urlsplit
 
 from dcr_cli.errors import UnsupportedError, UsageError
-from dcr_cli.remote.backend import (
+from dcr_cli.store.backend import (
     CHUNK_BYTES,
     AbsentError,
     Answer,
@@ -32,7 +32,7 @@ from dcr_cli.remote.backend import (
     Status,
     TransientError,
 )
-from dcr_cli.remote.location import Location
+from dcr_cli.store.location import Location
 
 TIMEOUT_SECONDS = 30.0
 _OPTIONS = ("username", "password", "token", "headers")

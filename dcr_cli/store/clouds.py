@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from dcr_cli.errors import UsageError
-from dcr_cli.remote.location import Location
+from dcr_cli.store.location import Location
 
 _S3_NAMES = {
     "key": "access_key_id",

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, TypeVar
 import fsspec
 
 from dcr_cli.errors import UnsupportedError, UsageError
-from dcr_cli.remote.backend import (
+from dcr_cli.store.backend import (
     AbsentError,
     Answer,
     DeniedError,
@@ -25,7 +25,7 @@ from dcr_cli.remote.backend import (
     TransientError,
     parts,
 )
-from dcr_cli.remote.location import Location
+from dcr_cli.store.location import Location
 
 T = TypeVar("T")
 
