@@ -676,7 +676,7 @@ def test_rule_47_sizes_of_files(monkeypatch: pytest.MonkeyPatch) -> None:
     refused_manifest(many, "together")
     many["file.size"][0] = 0
     decode_manifest(document(many), None, "manifest.zst")
-    monkeypatch.setattr("dcr_cli.delta.manifest_rules.MAX_SHARDS", 0)
+    monkeypatch.setattr("dcr_cli.delta.file_rules.MAX_SHARDS", 0)
     refused_manifest(columns(), "1 to 0 are allowed")
 
 

@@ -18,8 +18,9 @@ from dcr_cli.arguments import check_path
 from dcr_cli.checkpoint.digest import DIGEST_BYTES, content_digest, files_digest, object_digest
 from dcr_cli.checkpoint.folder import Files, identity_of
 from dcr_cli.checkpoint.header import file_kind
-from dcr_cli.delta.commit import COMMIT_LIMIT, Commit, decode_commit, open_digests, open_manifest
+from dcr_cli.delta.commit import Commit, decode_commit, open_digests, open_manifest
 from dcr_cli.delta.document import CONTENT_LIMIT, COPY_DELTA
+from dcr_cli.delta.line import COMMIT_LIMIT
 from dcr_cli.delta.manifest import Manifest, TensorRow
 from dcr_cli.delta.output import COMMIT_NAME, DIGESTS_NAME, MANIFEST_NAME, PAYLOADS_NAME
 from dcr_cli.errors import DamagedError, LocalError, NotFoundError, hint_of

@@ -12,27 +12,13 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from dcr_cli.checkpoint.header import DTYPES_BY_CODE, LENGTH_BYTES, MAX_HEADER_BYTES
+from dcr_cli.checkpoint.header import DTYPES_BY_CODE, LENGTH_BYTES
 from dcr_cli.checkpoint.names import safe_path, shown
-from dcr_cli.checkpoint.parts import (
-    MAX_SHARDS,
-    MAX_SIDECAR_BYTES,
-    MAX_SIDECARS_BYTES,
-    MAX_WEIGHT_MAP_BYTES,
-    SHARD,
-    SHARD_SUFFIX,
-    SIDECAR,
-    WEIGHT_MAP,
-    is_top_shard,
-    is_weight_map,
-    second_copy_pattern,
-    unmapped_shards,
-)
-from dcr_cli.checkpoint.patterns import MAX_PATTERNS_BYTES, Patterns
-from dcr_cli.checkpoint.weight_map import check_sets_complete
+from dcr_cli.checkpoint.parts import is_top_shard, is_weight_map
 from dcr_cli.delta.boxes import EntangledError, find_overlap
 from dcr_cli.delta.document import HEADER_LIMIT, Columns
 from dcr_cli.delta.encoding import BLOCK_BYTES, Encoding
+from dcr_cli.delta.file_rules import check_file_parts, check_file_sizes, check_skipped
 from dcr_cli.delta.tables import SOURCE_NONE, SOURCE_TABLE, Numbers, Tables, open_tables, sums
 from dcr_cli.errors import DamagedError, UnsupportedError
 
@@ -228,25 +214,12 @@ def _check_pieces(tables: Tables, elements: Numbers, widths: Numbers, piece_elem
 def _check_files(tables: Tables, what: str) -> None:
     columns, paths = tables.columns, tables.paths
     kinds, sizes, runs = columns["file.kind"], columns["file.size"], columns["file.runs"]
-    for path in (*paths, *tables.removed_paths):
+    for path in tables.removed_paths:
         safe_path(path, what)
     _check_removed_files(tables, what)
-    _check_skipped(tables, what)
-    clash = _folders(paths).intersection(paths)
-    if clash:
-        raise DamagedError(what, f"file {shown(min(clash))} is also the folder of another")
-    _refuse(
-        (kinds < SHARD) | (kinds > WEIGHT_MAP), lambda i: f"file {shown(paths[i])} has unknown kind {kinds[i]}", what
-    )
-    _check_parts(paths, kinds.tolist(), what)
-    limits = [0, LENGTH_BYTES + MAX_HEADER_BYTES, MAX_SIDECAR_BYTES, MAX_WEIGHT_MAP_BYTES]
-    _refuse(
-        (sizes > np.array(limits, np.uint64)[kinds]) | ((kinds == SHARD) & (sizes <= LENGTH_BYTES)),
-        lambda i: f"file {shown(paths[i])} has {sizes[i]} bytes, more or less than its kind allows",
-        what,
-    )
-    if sizes[kinds == SIDECAR].sum() > MAX_SIDECARS_BYTES:
-        raise DamagedError(what, f"sidecars have more than {MAX_SIDECARS_BYTES} bytes together")
+    check_skipped(tables.skipped, (*paths, *tables.removed_paths), what)
+    check_file_parts(paths, kinds.tolist(), what)
+    check_file_sizes(paths, kinds.tolist(), sizes.tolist(), what)
     blocks = sums(columns["run.blocks"], tables.run_at[tables.pieces :])
     expected = np.maximum(-(-sizes.astype(np.int64) // BLOCK_BYTES), 1)
     _refuse(
@@ -256,29 +229,6 @@ def _check_files(tables: Tables, what: str) -> None:
     )
 
 
-def _check_parts(paths: list[str], kinds: list[int], what: str) -> None:
-    """Check that the files, of these kinds, are those of one checkpoint, as far as their names can tell."""
-    for path, kind in zip(paths, kinds, strict=True):
-        is_shard = path.endswith(SHARD_SUFFIX) if kind == SHARD else is_top_shard(path)
-        if is_shard != (kind == SHARD):
-            raise DamagedError(what, f"file {shown(path)} is of kind {kind}, its name says otherwise")
-        if is_weight_map(path) != (kind == WEIGHT_MAP):
-            verb = "cannot be" if kind == WEIGHT_MAP else "has to be"
-            raise DamagedError(what, f"file {shown(path)} {verb} a weight map")
-        if kind == SIDECAR and second_copy_pattern(path) is not None:
-            raise DamagedError(what, f"file {shown(path)} would be a second copy of the weights")
-    shards = [path for path, kind in zip(paths, kinds, strict=True) if kind == SHARD]
-    if not 1 <= len(shards) <= MAX_SHARDS:
-        raise DamagedError(what, f"has {len(shards)} shards, 1 to {MAX_SHARDS} are allowed")
-    check_sets_complete(shards, what)
-    weight_maps = kinds.count(WEIGHT_MAP)
-    if weight_maps > 1:
-        raise DamagedError(what, "has more than one weight map")
-    others = set(shards).difference(unmapped_shards(shards)) if not weight_maps else ()
-    if others:
-        raise DamagedError(what, f"file {shown(min(others))} is a shard that no weight map names")
-
-
 def _check_removed_files(tables: Tables, what: str) -> None:
     kept = set(tables.removed_paths).intersection(tables.paths) if tables.removed_paths else ()
     if kept:
@@ -286,20 +236,6 @@ def _check_removed_files(tables: Tables, what: str) -> None:
     for path in tables.removed_paths:
         if is_top_shard(path) or is_weight_map(path):
             raise DamagedError(what, f"file {shown(path)} is removed, but cannot be a sidecar")
-
-
-def _check_skipped(tables: Tables, what: str) -> None:
-    if "" in tables.skipped:
-        raise DamagedError(what, "a pattern of skipped is empty")
-    total = len(tables.columns["skipped.bytes"])
-    if total > MAX_PATTERNS_BYTES:
-        raise DamagedError(
-            what, f"the patterns of skipped have {total} bytes, at most {MAX_PATTERNS_BYTES} are allowed"
-        )
-    patterns = Patterns(tables.skipped)
-    for path in (*tables.paths, *tables.removed_paths):
-        if patterns.match(path):
-            raise DamagedError(what, f"file {shown(path)} is skipped by a pattern of skipped")
 
 
 def _check_runs(tables: Tables, what: str) -> None:
@@ -321,16 +257,6 @@ def _check_runs(tables: Tables, what: str) -> None:
     ends = columns["run.offset"].astype(np.uint64) + sizes
     room = np.minimum(file_bytes - np.uint64(LENGTH_BYTES), PAYLOAD_DATA_LIMIT)[payloads]
     _refuse(ends > room, lambda i: f"run {i} ends at byte {ends[i]} of payload {payloads[i]}, after its end", what)
-
-
-def _folders(paths: list[str]) -> set[str]:
-    folders: set[str] = set()
-    for path in paths:
-        folder = path.rpartition("/")[0]
-        while folder and folder not in folders:
-            folders.add(folder)
-            folder = folder.rpartition("/")[0]
-    return folders
 
 
 def _refuse(is_bad: NDArray[np.bool_], facts: Callable[[int], str], what: str) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,10 +51,14 @@ class PayloadWriter:
     """Packs blocks into payloads, in the order in which they come; for one thread.
 
     `emit` gets the name and the bytes of every payload as soon as it is full. At most two payloads are in memory.
+    `identity` is what each says besides of the delta that it is part of.
     """
 
-    def __init__(self, emit: Emit, *, data_limit: int = PAYLOAD_DATA_LIMIT) -> None:
+    def __init__(
+        self, emit: Emit, *, data_limit: int = PAYLOAD_DATA_LIMIT, identity: Mapping[str, str] | None = None
+    ) -> None:
         self._emit = emit
+        self._identity = identity or {}
         # Room is kept for the largest head, so that where payloads are cut does not depend on the head.
         self._room = data_limit - HEAD_LIMIT
         self._rows: list[PayloadRow] = []
@@ -119,14 +123,15 @@ class PayloadWriter:
         index = len(self._rows)
         data = b"".join((write_head(self._states), *self._parts))
         self._parts, self._bytes, self._states = [], 0, {}
-        file = encode_payload(index, data)
+        file = encode_payload(index, data, self._identity)
         self._rows.append(PayloadRow(len(file), object_digest(file)))
         self._emit(payload_name(index), file)
 
 
-def encode_payload(index: int, data: bytes) -> bytes:
-    """Make the file of payload `index` from its data, head and runs."""
+def encode_payload(index: int, data: bytes, identity: Mapping[str, str] | None = None) -> bytes:
+    """Make the file of payload `index` from its data, head and runs, and the `identity` of its delta."""
     metadata = {"format": FORMAT, "kind": "payload", "index": str(index), "blake3": object_digest(data).hex()}
+    metadata |= identity or {}
     return write_safetensors({"blocks": ("U8", [len(data)], data)}, metadata)
 
 

@@ -1,0 +1,1 @@
+"""What lies in a remote, and what it means (FORMAT 13): documents, their places, and the log of commits."""

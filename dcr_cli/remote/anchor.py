@@ -1,0 +1,125 @@
+"""Anchors (FORMAT 13.6): a version's files as they are, and the document that binds them by range.
+
+Fetching and publishing the files is not its business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from dcr_cli.checkpoint.digest import State, blake3_text, files_digest, parse_blake3
+from dcr_cli.checkpoint.header import LENGTH_BYTES
+from dcr_cli.checkpoint.parts import SHARD
+from dcr_cli.delta.file_rules import check_file_parts, check_file_sizes, check_skipped
+from dcr_cli.delta.line import BYTES_LIMIT, count, decode_line, encode_line, member, state_members, state_of
+from dcr_cli.errors import DamagedError
+from dcr_cli.remote.keys import MOST_VERSION, Place, is_id
+from dcr_cli.remote.signing import Signed, split_signed
+
+ANCHOR_KIND = "anchor"
+ANCHOR_LIMIT = 256 << 20
+RANGE_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class AnchorFile:
+    """A file of an anchor: its whole size, its blake3 as in FORMAT 3.3, and that of each of its ranges."""
+
+    path: str
+    kind: int
+    size: int
+    blake3: bytes
+    ranges: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Anchor:
+    """All files of a version."""
+
+    history: str
+    place: Place
+    target: State
+    files: tuple[AnchorFile, ...]
+    skipped: tuple[str, ...]
+
+    @property
+    def bytes(self) -> int:
+        return sum(file.size for file in self.files)
+
+
+def range_spans(size: int) -> Iterator[tuple[int, int]]:
+    """Beginning and size of each range of a file."""
+    for begin in range(0, size, RANGE_BYTES):
+        yield begin, min(RANGE_BYTES, size - begin)
+
+
+def encode_anchor(anchor: Anchor) -> bytes:
+    """Encode the line of an anchor's document; signatures are added to it. The same anchor gives the same bytes."""
+    members = {
+        "history": anchor.history,
+        "version": anchor.place.version,
+        "id": anchor.place.id,
+        "kind": ANCHOR_KIND,
+        "target": state_members(anchor.target),
+        "skipped": list(anchor.skipped),
+        "files": [
+            {
+                "path": file.path,
+                "kind": file.kind,
+                "bytes": file.size,
+                "blake3": blake3_text(file.blake3),
+                "ranges": [blake3_text(digest) for digest in file.ranges],
+            }
+            for file in anchor.files
+        ],
+    }
+    return encode_line(members, "anchor", limit=ANCHOR_LIMIT)
+
+
+def decode_anchor(data: bytes, place: Place, what: str) -> tuple[Anchor, Signed]:
+    """Decode and check the document of the anchor of a version, and the signatures below it, which are not checked."""
+    signed = split_signed(data, what)
+    document = decode_line(signed.line, what, limit=ANCHOR_LIMIT)
+    found = f"{count(document, 'version', MOST_VERSION + 1, what):010d}-{document.get('id')}"
+    if not is_id(document.get("history")) or found != str(place) or document.get("kind") != ANCHOR_KIND:
+        raise DamagedError(what, f"is not the anchor of version {place.version}")
+    skipped = member(document, "skipped", list, what)
+    if not all(isinstance(pattern, str) for pattern in skipped):
+        raise DamagedError(what, "skipped is not a list of patterns")
+    files = tuple(_file(entry, what) for entry in member(document, "files", list, what))
+    anchor = Anchor(document["history"], place, state_of(document, "target", what), files, tuple(skipped))
+    _check(anchor, what)
+    return anchor, signed
+
+
+def _file(entry: Any, what: str) -> AnchorFile:
+    if not isinstance(entry, dict):
+        raise DamagedError(what, "files is not a list of objects")
+    path = member(entry, "path", str, what)
+    ranges = member(entry, "ranges", list, what)
+    size = count(entry, "bytes", BYTES_LIMIT, f"{what}: a file")
+    if len(ranges) != -(-size // RANGE_BYTES):
+        raise DamagedError(what, f"a file of {size} bytes has {len(ranges)} ranges")
+    return AnchorFile(
+        path,
+        count(entry, "kind", 4, f"{what}: a file"),
+        size,
+        parse_blake3(entry.get("blake3"), f"{what}: a file's blake3"),
+        tuple(parse_blake3(digest, f"{what}: a range") for digest in ranges),
+    )
+
+
+def _check(anchor: Anchor, what: str) -> None:
+    paths, kinds = [file.path for file in anchor.files], [file.kind for file in anchor.files]
+    if any(first >= second for first, second in pairwise(paths)):
+        raise DamagedError(what, "its files are not in canonical order")
+    check_file_parts(paths, kinds, what)
+    # What counts of a shard is its header, whose size is not known here.
+    sizes = [LENGTH_BYTES + 1 if file.kind == SHARD else file.size for file in anchor.files]
+    check_file_sizes(paths, kinds, sizes, what)
+    check_skipped(anchor.skipped, paths, what)
+    if files_digest((file.path, file.kind, file.blake3) for file in anchor.files) != anchor.target.files:
+        raise DamagedError(what, "its files do not make up the files digest of its target")

@@ -1,0 +1,59 @@
+"""next.json (FORMAT 13.7): a word about the version that is being made. The only object that changes; never trusted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dcr_cli.delta.line import COMMIT_LIMIT, count, decode_line, encode_line
+from dcr_cli.errors import DcrError
+from dcr_cli.remote.keys import HINT_KEY, MOST_VERSION, Place, is_id
+from dcr_cli.store.store import Store
+
+STREAMING, PREPARED, GIVEN_UP = "streaming", "prepared", "given up"
+
+
+@dataclass(frozen=True, slots=True)
+class Hint:
+    """Which version is being made, and how far it is."""
+
+    history: str
+    place: Place
+    state: str
+    created: str
+
+
+def encode_hint(hint: Hint) -> bytes:
+    members = {
+        "history": hint.history,
+        "version": hint.place.version,
+        "id": hint.place.id,
+        "state": hint.state,
+        "created": hint.created,
+    }
+    return encode_line(members, HINT_KEY)
+
+
+def decode_hint(data: bytes) -> Hint | None:
+    """Read a hint; None if it is none. Whatever it says may be wrong."""
+    try:
+        document = decode_line(data, HINT_KEY)
+        version = count(document, "version", MOST_VERSION + 1, HINT_KEY)
+    except DcrError:
+        return None
+    history, own, state = (str(document.get(key)) for key in ("history", "id", "state"))
+    if not (is_id(history) and is_id(own) and state in (STREAMING, PREPARED, GIVEN_UP) and version):
+        return None
+    return Hint(history, Place(version, own), state, str(document.get("created", "")))
+
+
+def read_hint(store: Store) -> Hint | None:
+    """Read the hint of a remote; None if there is none, or none that can be read."""
+    try:
+        data = store.get(HINT_KEY, most_bytes=COMMIT_LIMIT, is_denied_absent=True)
+    except DcrError:
+        return None
+    return decode_hint(data) if data is not None else None
+
+
+def write_hint(store: Store, hint: Hint) -> None:
+    store.put(HINT_KEY, encode_hint(hint))

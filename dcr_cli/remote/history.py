@@ -1,0 +1,62 @@
+"""dcr.json: which history a remote holds, made once (FORMAT 13.2)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dcr_cli.delta.line import COMMIT_LIMIT, decode_line, encode_line, member
+from dcr_cli.errors import DamagedError, NotFoundError, UnsupportedError
+from dcr_cli.remote.keys import HISTORY_KEY, is_id
+from dcr_cli.store.store import Store
+
+ENCODINGS = ("context", "gap", "whole")
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """A history's id, and the encodings that its deltas may have: those that all of its receivers decode."""
+
+    id: str
+    encodings: tuple[str, ...]
+    created: str
+    publisher: str
+
+
+def encode_history(history: History) -> bytes:
+    members = {
+        "history": history.id,
+        "encodings": list(history.encodings),
+        "created": history.created,
+        "publisher": history.publisher,
+    }
+    return encode_line(members, HISTORY_KEY)
+
+
+def decode_history(data: bytes, what: str) -> History:
+    """Decode dcr.json; UnsupportedError if it allows an encoding that is not known here."""
+    document = decode_line(data, what, hint="is this the address of a remote?")
+    encodings = member(document, "encodings", list, what)
+    if not is_id(document.get("history")):
+        raise DamagedError(what, "history is not an id")
+    if not encodings or not all(isinstance(encoding, str) for encoding in encodings):
+        raise DamagedError(what, "encodings is not a list of names")
+    unknown = sorted(set(encodings).difference(ENCODINGS))
+    if unknown:
+        raise UnsupportedError(what, f"allows encoding {unknown[0]!r}, unknown to this dcr", hint="use a newer dcr")
+    created, publisher = (member(document, key, str, what) for key in ("created", "publisher"))
+    return History(document["history"], tuple(encodings), created, publisher)
+
+
+def read_history(store: Store) -> History | None:
+    """Read which history a remote holds; None if it holds none."""
+    data = store.get(HISTORY_KEY, most_bytes=COMMIT_LIMIT)
+    return decode_history(data, f"{store.shown}/{HISTORY_KEY}") if data is not None else None
+
+
+def require_history(store: Store) -> History:
+    """Read which history a remote holds; NotFoundError if it holds none."""
+    history = read_history(store)
+    if history is None:
+        hint = f"dcr push CHECKPOINT {store.shown} makes one"
+        raise NotFoundError(store.shown, f"holds no versions: it has no {HISTORY_KEY}", hint=hint)
+    return history

@@ -1,0 +1,126 @@
+"""The log of commits (FORMAT 13.4): which versions there are, each proven to follow the one before.
+
+It is read by get alone. What is in a version is not its business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from dcr_cli.delta.line import COMMIT_LIMIT
+from dcr_cli.errors import DamagedError, NotFoundError, WrongBaseError
+from dcr_cli.remote.keys import MOST_VERSION, commit_key
+from dcr_cli.remote.signing import Trust
+from dcr_cli.remote.version import COMMIT_KIND, Published, decode_version
+from dcr_cli.store.store import Store
+
+# So many commits are asked for at once.
+_AT_ONCE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """The newest version that somebody has seen of a history, and the blake3 of its commit."""
+
+    history: str
+    version: int
+    blake3: bytes
+
+
+class Log:
+    """The commits of one history in a store."""
+
+    def __init__(self, store: Store, history: str, trust: Trust | None = None) -> None:
+        self._store = store
+        self._history = history
+        self._trust = trust or Trust()
+
+    @property
+    def history(self) -> str:
+        return self._history
+
+    def read(self, version: int, *, is_denied_absent: bool = False) -> Published | None:
+        """Read a commit; None if there is none, or if access is denied and that is said to mean so.
+
+        DamagedError if it is malformed, WrongBaseError if it is another history's or not signed as it has to be.
+        """
+        key = commit_key(version)
+        data = self._store.get(key, most_bytes=COMMIT_LIMIT, is_denied_absent=is_denied_absent)
+        if data is None:
+            return None
+        what = f"{self._store.shown}/{key}"
+        published = decode_version(data, version, what)
+        if published.version.history != self._history:
+            facts = f"is of history {published.version.history}, {self._history} expected"
+            raise WrongBaseError(what, facts, hint="another history was begun there; use another address for it")
+        self._trust.check(published.signed, COMMIT_KIND, what)
+        return published
+
+    def require(self, version: int) -> Published:
+        """Read a commit that has to be there; NotFoundError if it is not."""
+        published = self.read(version)
+        if published is None:
+            raise NotFoundError(f"{self._store.shown}/{commit_key(version)}", f"there is no version {version}")
+        return published
+
+    def newest(self, known: int) -> int:
+        """The number of the newest version, `known` or later; 0 if there is none. Version `known` is not looked at.
+
+        Access denied means that there is no such commit; so whoever calls has to have read something of this remote.
+        """
+        first = known + 1
+        if not self._has(first):
+            return known
+        step = 1
+        while first + step <= MOST_VERSION and self._has(first + step):
+            first, step = first + step, step * 2
+        absent = min(first + step, MOST_VERSION + 1)
+        while absent - first > 1:
+            middle = (first + absent) // 2
+            if self._has(middle):
+                first = middle
+            else:
+                absent = middle
+        return first
+
+    def check_known(self, known: Known, seen_at: str) -> Published:
+        """Read the commit that somebody has seen; WrongBaseError if the log has it no more, or another one."""
+        if known.history != self._history:
+            facts = f"{seen_at} follows history {known.history}, the remote holds {self._history}"
+            raise WrongBaseError(self._store.shown, facts, hint="use another address for another history")
+        published = self.read(known.version, is_denied_absent=True)
+        if published is None:
+            facts = f"its log ends below version {known.version}, which {seen_at} has seen"
+            raise WrongBaseError(self._store.shown, facts, hint="give --version N to go back")
+        if published.blake3 != known.blake3:
+            facts = f"its version {known.version} is another than the one that {seen_at} has seen"
+            raise WrongBaseError(self._store.shown, facts, hint="give --version N to go back")
+        return published
+
+    def following(self, published: Published, last: int) -> list[Published]:
+        """The versions after `published` up to `last`, each of which names the commit before it."""
+        found: list[Published] = []
+        before = published
+        for following in self._read_all(before.version.number + 1, last):
+            if following.version.previous != before.blake3:
+                what = f"{self._store.shown}/{commit_key(following.version.number)}"
+                facts = f"does not follow the commit of version {before.version.number} that is there"
+                raise DamagedError(what, facts, hint="the log was tampered with, or two were mixed")
+            found.append(following)
+            before = following
+        return found
+
+    def _read_all(self, first: int, last: int) -> Iterator[Published]:
+        if last - first < 1:
+            yield from map(self.require, range(first, last + 1))
+            return
+        with ThreadPoolExecutor(min(_AT_ONCE, last - first + 1), "dcr-log") as pool:
+            try:
+                yield from pool.map(self.require, range(first, last + 1))
+            finally:
+                pool.shutdown(wait=True, cancel_futures=True)
+
+    def _has(self, version: int) -> bool:
+        return self._store.get(commit_key(version), most_bytes=COMMIT_LIMIT, is_denied_absent=True) is not None
