@@ -1,6 +1,6 @@
 """The process of the command `dcr`, which is python -m dcr_cli.
 
-It sees to signals until cli.py does, and does nothing else.
+It sees to signals until cli does, and does nothing else.
 """
 
 from __future__ import annotations

@@ -24,6 +24,8 @@ import pytest
 from dcr_cli import __version__, process
 from dcr_cli.checkpoint.checkpoint import open_checkpoint
 from dcr_cli.cli import COMMANDS, main
+from dcr_cli.cli.options import commands as commands_by_name
+from dcr_cli.cli.session import Session
 from dcr_cli.errors import DamagedError, IncompleteError
 from faults import watching
 from receivers import fresh_copy, tree
@@ -144,6 +146,18 @@ def test_help(command: tuple[str, ...], run: Run) -> None:
         ran = run(*command, option)
         assert ran.code == 0 and ran.err == "" and "Usage: dcr" in ran.out
         assert not command or all(o in ran.out for o in ("--json", "--quiet", "--verbose", "--no-progress", "--jobs"))
+
+
+def test_the_list_of_commands_does_not_look_at_their_options(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With many commands it would take too long."""
+
+    def unreadable(session: Session, option: Nowhere) -> int:  # type: ignore[name-defined]  # noqa: F821
+        """Be listed."""
+        return 0
+
+    monkeypatch.setitem(commands_by_name, "inspect", unreadable)
+    assert "inspect  Be listed." in run("--help").out
+    assert run("inspect", "--help").code == process.INTERNAL_ERROR
 
 
 def test_version(run: Run) -> None:
@@ -750,7 +764,9 @@ def test_a_stop_says_what_it_has_left(
     assert ("incomplete now" in said) == (way in ("replace", "--in-place"))
 
 
-@pytest.mark.parametrize("module", ["dcr_cli.cli", "typer", "dcr_cli.process", "dcr_cli.inspect", "numpy"])
+@pytest.mark.parametrize(
+    "module", ["dcr_cli.cli", "typer", "dcr_cli.cli.local", "dcr_cli.process", "dcr_cli.inspect", "numpy"]
+)
 def test_an_interrupt_while_modules_are_imported(module: str, tiny_pair: tuple[Path, Path]) -> None:
     code = (
         "import runpy, signal, sys\n"

@@ -1,0 +1,162 @@
+"""The commands that work on local folders: diff, apply, verify, show, inspect."""
+
+from __future__ import annotations
+
+import functools
+from typing import Annotated
+
+import typer
+
+from dcr_cli.cli.options import Checkpoint, Delta, Encoding, Skip, command, path_of
+from dcr_cli.cli.session import Session
+from dcr_cli.errors import UsageError
+
+
+@command
+def diff(
+    session: Session,
+    base: Annotated[str, typer.Argument(metavar="BASE", help="The checkpoint a delta starts from.")],
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="The checkpoint it ends at.")],
+    output: Annotated[
+        str | None, typer.Option("--output", "-o", metavar="DELTA", help="Write the delta to this new folder.")
+    ] = None,
+    stat: Annotated[bool, typer.Option("--stat", help="List the tensors that changed.")] = False,
+    exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit with 1 if the two differ.")] = False,
+    encoding: Annotated[Encoding, typer.Option("--encoding", help="How changes are written.")] = "auto",
+    dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Say what would be written; write nothing.")] = False,
+    skip: Skip = None,
+) -> int:
+    """Find the changes from BASE to TARGET, bit for bit, and with -o write them as a delta."""
+    from dcr_cli.diff import diff as run
+    from dcr_cli.report import people
+
+    where = path_of(output, "--output") if output is not None else None
+    with session.progress() as progress:
+        result = run(
+            path_of(base, "BASE"),
+            path_of(target, "TARGET"),
+            where,
+            encoding=encoding,
+            jobs=session.jobs,
+            dry_run=dry_run,
+            skip=skip or (),
+            progress=progress,
+        )
+    session.note_idle(skip, base, target)
+    return session.finish(
+        result,
+        lambda: people.diff_lines(result, stat=stat),
+        answer=result.same or not exit_code,
+        leave_out=() if stat else ("rows",),
+    )
+
+
+@command
+def apply(
+    session: Session,
+    delta: Delta,
+    checkpoint: Annotated[str, typer.Argument(metavar="CHECKPOINT", help="The checkpoint to bring to the target.")],
+    to: Annotated[
+        str | None, typer.Option("--to", metavar="OUT", help="Leave CHECKPOINT alone and build the target here.")
+    ] = None,
+    in_place: Annotated[bool, typer.Option("--in-place", help="Patch the shards where they lie.")] = False,
+    aside: Annotated[
+        bool, typer.Option("--aside", help="CHECKPOINT is a link: build beside it, then flip it.")
+    ] = False,
+    keep_previous: Annotated[
+        bool, typer.Option("--keep-previous", help="With --aside: keep the folder the link pointed at.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Say what would be done; change nothing.")] = False,
+    skip: Skip = None,
+) -> int:
+    """Bring CHECKPOINT from a delta's base to its target, byte for byte; safe to stop and to run again."""
+    chosen = [name for name, given in (("--to", to is not None), ("--in-place", in_place), ("--aside", aside)) if given]
+    if len(chosen) > 1:
+        raise UsageError("apply", f"{' and '.join(chosen)} exclude each other", hint="dcr apply --help")
+    if keep_previous and not aside:
+        raise UsageError("apply", "--keep-previous needs --aside", hint="dcr apply --help")
+    from dcr_cli.apply import apply as run, left_by_stop, stamp_of
+    from dcr_cli.report import people
+
+    session.left_by_stop = functools.partial(left_by_stop, checkpoint, stamp_of(checkpoint))
+    with session.progress() as progress:
+        result = run(
+            path_of(delta, "DELTA"),
+            path_of(checkpoint, "CHECKPOINT"),
+            to=path_of(to, "--to") if to is not None else None,
+            mode="in-place" if in_place else "aside" if aside else "replace",
+            jobs=session.jobs,
+            dry_run=dry_run,
+            keep_previous=keep_previous,
+            skip=skip or (),
+            progress=progress,
+        )
+    session.note_idle(skip, checkpoint)
+    return session.finish(result, lambda: people.apply_lines(result))
+
+
+@command
+def verify(
+    session: Session,
+    checkpoint: Checkpoint,
+    against: Annotated[
+        str | None, typer.Option("--against", metavar="CHECKPOINT", help="Compare with this checkpoint's bits.")
+    ] = None,
+    delta: Annotated[
+        str | None, typer.Option("--delta", metavar="DELTA", help="Compare with the target of this delta.")
+    ] = None,
+    skip: Skip = None,
+) -> int:
+    """Read every byte of CHECKPOINT and say whether it holds what it should; 1 if not."""
+    if against is not None and delta is not None:
+        raise UsageError("verify", "--against and --delta exclude each other", hint="leave one of them out")
+    from dcr_cli.report import people
+    from dcr_cli.verify import verify as run
+
+    with session.progress() as progress:
+        result = run(
+            path_of(checkpoint, "CHECKPOINT"),
+            against=path_of(against, "--against") if against is not None else None,
+            delta=path_of(delta, "--delta") if delta is not None else None,
+            jobs=session.jobs,
+            skip=skip or (),
+            progress=progress,
+        )
+    session.note_idle(skip, checkpoint, *([against] if against is not None else []))
+    return session.finish(result, lambda: people.verify_lines(result), answer=result.matches)
+
+
+@command
+def show(session: Session, delta: Delta) -> int:
+    """Check a delta and say what it holds: its states, sizes, encodings, and the tensors that changed most."""
+    from dcr_cli.report import people
+    from dcr_cli.show import show as run
+
+    with session.progress() as progress:
+        result = run(path_of(delta, "DELTA"), jobs=session.jobs, progress=progress)
+    return session.finish(result, lambda: people.show_lines(result, verbose=session.options.verbose))
+
+
+@command
+def inspect(
+    session: Session,
+    checkpoint: Checkpoint,
+    digest: Annotated[bool, typer.Option("--digest", help="Read every byte and compute both digests.")] = False,
+    tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor.")] = False,
+    skip: Skip = None,
+) -> int:
+    """Say what a checkpoint holds: shards, tensors, dtypes, sidecars, and with --digest its state."""
+    from dcr_cli.inspect import inspect as run
+    from dcr_cli.report import people
+
+    with session.progress() as progress:
+        result = run(
+            path_of(checkpoint, "CHECKPOINT"),
+            digest=digest,
+            tensors=tensors,
+            jobs=session.jobs,
+            skip=skip or (),
+            progress=progress,
+        )
+    session.note_idle(skip, checkpoint)
+    return session.finish(result, lambda: people.inspect_lines(result))

@@ -1,0 +1,90 @@
+"""From arguments to the work of one command, or to a UsageError that says what is meant.
+
+typer only parses: what a command does is not run here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from difflib import get_close_matches
+from typing import Any
+
+import typer
+
+from dcr_cli.cli.options import Help, Version, commands, with_common_options
+from dcr_cli.cli.session import Session
+from dcr_cli.errors import DcrError, UsageError
+
+
+def parse(given: list[str], session: Session) -> Callable[[], int] | None:
+    """Return the work of the command that is asked for; None if there is only `session.text` to print."""
+    try:
+        # Each command answers with the work still to do, so that no exception of the work passes through typer (it
+        # would end a closed pipe and an interrupt in ways of its own).
+        work = _parser(given).main(given, prog_name="dcr", standalone_mode=False, obj=session)
+    except typer.TyperException as error:
+        raise _usage_error(error, session.command, given) from error
+    return work if callable(work) else None
+
+
+def before_dashes(given: list[str]) -> list[str]:
+    """The arguments that may be options."""
+    return given[: given.index("--")] if "--" in given else given
+
+
+def command_in(given: list[str]) -> str | None:
+    """What stands where a command is expected."""
+    return next((word for word in before_dashes(given) if not word.startswith("-")), None)
+
+
+def _parser(given: list[str]) -> Any:
+    """What parses `given`: it knows the name and help of every command, but the options only of those named there."""
+    app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    app.callback(invoke_without_command=True, add_help_option=False)(_root)
+    for name, function in commands.items():
+        parsed = with_common_options(function) if name in given else _not_asked_for
+        app.command(name, help=function.__doc__, add_help_option=False)(parsed)
+    return typer.main.get_command(app)
+
+
+def _usage_error(error: typer.TyperException, command: str | None, given: list[str]) -> DcrError:
+    message = (
+        re.sub(r" \(Possible options: .*\)$", "", error.format_message().strip())
+        .rstrip(".")
+        .replace("Value error, ", "")
+    )
+    message = message[:1].lower() + message[1:]
+    words = before_dashes(given)
+    named = next((word for word in words if word in commands), None)
+    if named is not None and words[0].startswith("-"):
+        return UsageError("arguments", message, hint=f"options come after the command: dcr {named} ... {words[0]}")
+    meant = _nearest(error, command)
+    perhaps = f"perhaps {meant} is meant; " if meant is not None else ""
+    if command in commands:
+        return UsageError(command, message, hint=f"{perhaps}dcr {command} --help")
+    return UsageError("arguments", message, hint=f"{perhaps}dcr --help lists the commands")
+
+
+def _nearest(error: typer.TyperException, command: str | None) -> str | None:
+    """The option of a command that is most like one that it has not, or the command that is most like none."""
+    if command not in commands:
+        found = get_close_matches(command or "", commands, 1)
+    elif isinstance(option := getattr(error, "option_name", None), str) and option.startswith("--"):
+        parameters = _parser([command]).commands[command].params
+        options = {name: name.replace("-", "") for parameter in parameters for name in parameter.opts}
+        plain = get_close_matches(option.replace("-", ""), options.values(), 1, 0.5)
+        found = [name for name, text in options.items() if text in plain]
+    else:
+        found = []
+    return found[0] if found else None
+
+
+def _root(context: typer.Context, version: Version = False, show_help: Help = False) -> None:
+    """Bit-exact weight deltas for RL refit: find what changed between two checkpoints, send only that, apply it."""
+    if context.invoked_subcommand is None:
+        raise UsageError("arguments", "a command is missing", hint="dcr --help")
+
+
+def _not_asked_for() -> None:
+    """Stands for a command that is only listed: to know its options takes time, and there are many commands."""
