@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,13 +20,14 @@ from numpy.typing import NDArray
 from dcr_cli.checkpoint.checkpoint import Checkpoint, FileDigest, Reader, Tensor, open_checkpoint
 from dcr_cli.checkpoint.digest import State, add, content_digest, digest_bytes, files_digest, no_digest
 from dcr_cli.checkpoint.parts import SIDECAR
-from dcr_cli.checkpoint.patterns import MAX_PATTERNS_BYTES, check_patterns
+from dcr_cli.checkpoint.patterns import check_recorded_patterns
 from dcr_cli.delta.choice import ALLOWED, Allowed, Choice
 from dcr_cli.delta.encoder import PieceEncoder
 from dcr_cli.delta.encoding import BLOCK_BYTES, Encoding, block_elements, encode_whole
 from dcr_cli.delta.manifest import FileRow, Manifest, Piece, RemovedFile, Run, TensorRow
 from dcr_cli.delta.matching import Matching, match
 from dcr_cli.delta.output import DeltaOutput
+from dcr_cli.delta.payload import PayloadWriter
 from dcr_cli.delta.scan import (
     Part,
     Scanned,
@@ -117,20 +119,37 @@ def diff(
     if encoding not in ALLOWED:
         raise UsageError("encoding", f"one of {', '.join(ALLOWED)} expected, found {encoding!r}")
     workers = threads(jobs)
-    check_patterns(skip)
-    pattern_bytes = sum(len(pattern.encode()) for pattern in skip)
-    if pattern_bytes > MAX_PATTERNS_BYTES:
-        facts = f"all patterns together have {pattern_bytes} bytes, at most {MAX_PATTERNS_BYTES} are allowed"
-        raise UsageError("--skip", facts, hint="use fewer patterns, with * for what names have in common")
+    check_recorded_patterns(skip)
     old = open_checkpoint(base, skip=skip, what="base")
     new = open_checkpoint(target, skip=skip, what="target")
+    with DeltaOutput(output, outside=(old.root, new.root), dry_run=dry_run) as sink:
+        return diff_into(sink, old, new, allowed=ALLOWED[encoding], jobs=workers, progress=progress)
+
+
+class Sink(Protocol):
+    """What a delta is written to: payloads while they come, then the documents.
+
+    `bytes` is how much came, `name` where it is, if it has a place.
+    """
+
+    writer: PayloadWriter
+    bytes: int
+    name: str | None
+    dry_run: bool
+
+    def finish(self, manifest: Manifest, digests: Sequence[bytes], base: State, target: State) -> None:
+        """Write the documents; `digests` are those of all tensors of the manifest, 16 bytes each."""
+
+
+def diff_into(
+    sink: Sink, base: Checkpoint, target: Checkpoint, *, allowed: Allowed, jobs: int, progress: Progress | None = None
+) -> DiffResult:
+    """Compare two opened checkpoints and write the delta into `sink`, as `diff` does."""
     with ExitStack() as stack:
-        sink = stack.enter_context(DeltaOutput(output, outside=(old.root, new.root), dry_run=dry_run))
-        readers = stack.enter_context(old.reader()), stack.enter_context(new.reader())
-        pool = stack.enter_context(ThreadPoolExecutor(workers, "dcr-diff"))
+        readers = stack.enter_context(base.reader()), stack.enter_context(target.reader())
+        pool = stack.enter_context(ThreadPoolExecutor(jobs, "dcr-diff"))
         stack.callback(pool.shutdown, wait=True, cancel_futures=True)
-        run = _Run(old, new, readers, pool, sink, ALLOWED[encoding], workers, progress)
-        return run.result()
+        return _Run(base, target, readers, pool, sink, allowed, jobs, progress).result()
 
 
 @dataclass(slots=True)
@@ -159,7 +178,7 @@ class _Run:
         target: Checkpoint,
         readers: tuple[Reader, Reader],
         pool: ThreadPoolExecutor,
-        sink: DeltaOutput,
+        sink: Sink,
         allowed: Allowed,
         jobs: int,
         progress: Progress | None,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from dcr_cli.checkpoint.names import shown
 from dcr_cli.errors import NOT_SET, UsageError
@@ -30,6 +30,15 @@ def check_patterns(patterns: Iterable[str]) -> None:
         except UnicodeEncodeError as error:
             facts = f"the pattern {shown(pattern)} is not UTF-8"
             raise UsageError("--skip", facts, hint="write ? for what is not") from error
+
+
+def check_recorded_patterns(patterns: Sequence[str]) -> None:
+    """Raise UsageError as check_patterns does, and about more of them than a delta can tell of."""
+    check_patterns(patterns)
+    total = sum(len(pattern.encode()) for pattern in patterns)
+    if total > MAX_PATTERNS_BYTES:
+        facts = f"all patterns together have {total} bytes, at most {MAX_PATTERNS_BYTES} are allowed"
+        raise UsageError("--skip", facts, hint="use fewer patterns, with * for what names have in common")
 
 
 class Patterns:

@@ -11,6 +11,7 @@ import shlex
 import stat
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -103,26 +104,10 @@ class DeltaOutput:
 
         `digests` are those of all tensors of the manifest, 16 bytes each.
         """
-        manifest_object, decoded = encode_manifest(manifest)
-        rows = zip(manifest.tensors, digests, strict=True)
-        digests_object = encode_digests(digest for row, digest in rows if not row.pieces)
-        commit = encode_commit(
-            Commit(
-                base=base,
-                target=target,
-                manifest_blake3=object_digest(manifest_object),
-                manifest_decoded_blake3=decoded,
-                manifest_bytes=len(manifest_object),
-                digests_blake3=object_digest(digests_object),
-                digests_bytes=len(digests_object),
-                payload_count=len(manifest.payloads),
-                payload_bytes=sum(payload.bytes for payload in manifest.payloads),
-                created="",
-                publisher="",
-            )
-        )
-        self._write(MANIFEST_NAME, manifest_object)
-        self._write(DIGESTS_NAME, digests_object)
+        documents = encode_documents(manifest, digests, base, target)
+        commit = encode_commit(documents.commit)
+        self._write(MANIFEST_NAME, documents.manifest)
+        self._write(DIGESTS_NAME, documents.digests)
         if self._locked is not None:
             # The commit must not become durable before the names of what it binds.
             self._locked.folder.sync(PAYLOADS_NAME)
@@ -168,6 +153,36 @@ class DeltaOutput:
         if not os.access(changed, os.W_OK | os.X_OK, effective_ids=True) and changed.exists():
             facts = f"this process may not write into {shown(str(changed))}"
             raise LocalError(str(self.name), facts, hint=_ELSEWHERE)
+
+
+@dataclass(frozen=True, slots=True)
+class Documents:
+    """The documents of a delta, encoded, and the commit that binds them."""
+
+    manifest: bytes
+    digests: bytes
+    commit: Commit
+
+
+def encode_documents(manifest: Manifest, digests: Sequence[bytes], base: State, target: State) -> Documents:
+    """Encode the documents of a delta; `digests` are those of all tensors of the manifest, 16 bytes each."""
+    manifest_object, decoded = encode_manifest(manifest)
+    rows = zip(manifest.tensors, digests, strict=True)
+    digests_object = encode_digests(digest for row, digest in rows if not row.pieces)
+    commit = Commit(
+        base=base,
+        target=target,
+        manifest_blake3=object_digest(manifest_object),
+        manifest_decoded_blake3=decoded,
+        manifest_bytes=len(manifest_object),
+        digests_blake3=object_digest(digests_object),
+        digests_bytes=len(digests_object),
+        payload_count=len(manifest.payloads),
+        payload_bytes=sum(payload.bytes for payload in manifest.payloads),
+        created="",
+        publisher="",
+    )
+    return Documents(manifest_object, digests_object, commit)
 
 
 def _check_free(parent: Folder, place: Path) -> None:
