@@ -93,6 +93,20 @@ def apply(
                 return _change(receiver, target, mode, skip)
 
 
+def apply_own(delta: Path, checkpoint: Path, *, mode: str, jobs: int, progress: Progress | None = None) -> ApplyResult:
+    """Apply a delta that lies in the receiver's own state folder, as `apply` does."""
+    opened = open_delta(delta)
+    with PayloadReader(opened.folder, opened.manifest.payloads) as payloads, open_root(checkpoint) as root:
+        payloads.verify_all(jobs)
+        target = Target(opened, payloads, jobs, progress)
+        with Receiver(root) as receiver:
+            marker = receiver.read_marker()
+            if marker is not None:
+                return _finish(receiver, target, marker)
+            receiver.clear()
+            return _change(receiver, target, mode, ())
+
+
 def _change(receiver: Receiver, target: Target, mode: str, skip: Sequence[str]) -> ApplyResult:
     root = receiver.root
     found, job = look_at(root, target, skip)

@@ -44,6 +44,7 @@ from dcr_cli.errors import UsageError
 from dcr_cli.work import threads
 
 Progress = Callable[[str, int, int], None]
+Digest = bytes  # where a member is named bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +138,7 @@ class Sink(Protocol):
     name: str | None
     dry_run: bool
 
-    def finish(self, manifest: Manifest, digests: Sequence[bytes], base: State, target: State) -> None:
+    def finish(self, manifest: Manifest, digests: Sequence[Digest], base: State, target: State) -> None:
         """Write the documents; `digests` are those of all tensors of the manifest, 16 bytes each."""
 
 

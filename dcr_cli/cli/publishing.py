@@ -1,0 +1,106 @@
+"""The commands of who publishes: push."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from dcr_cli.cli.options import (
+    Checkpoint,
+    Encoding,
+    LimitRate,
+    Skip,
+    StorageOption,
+    bytes_per_second_of,
+    command,
+    path_of,
+    storage_options_of,
+)
+from dcr_cli.cli.quantities import seconds_of
+from dcr_cli.cli.session import Session
+
+Remote = Annotated[str, typer.Argument(metavar="REMOTE", help="A folder, or an address such as s3://bucket/path.")]
+
+
+@command
+def push(
+    session: Session,
+    checkpoint: Checkpoint,
+    remote: Remote,
+    base: Annotated[
+        str | None, typer.Option("--base", metavar="DIR", help="A checkpoint at the newest version; keep no baseline.")
+    ] = None,
+    baseline: Annotated[
+        str | None,
+        typer.Option("--baseline", metavar="DIR", help="Keep the baseline here. [default: beside CHECKPOINT]"),
+    ] = None,
+    baseline_link: Annotated[
+        bool, typer.Option("--baseline-link", help="Let the baseline be hard links to CHECKPOINT, which never changes.")
+    ] = False,
+    encodings: Annotated[
+        str | None,
+        typer.Option("--encodings", metavar="LIST", help="What all receivers decode: context,gap,whole. First push."),
+    ] = None,
+    encoding: Annotated[Encoding, typer.Option("--encoding", help="How the changes of this version are written.")] = (
+        "auto"
+    ),
+    no_delta: Annotated[
+        bool, typer.Option("--no-delta", help="Publish the files as they are: nothing to start from is needed.")
+    ] = False,
+    anchor_every: Annotated[
+        int | None, typer.Option("--anchor-every", metavar="K", help="Add the files as they are every K versions.")
+    ] = None,
+    prepare: Annotated[
+        bool, typer.Option("--prepare", help="Send everything but the commit; dcr commit makes the version exist.")
+    ] = False,
+    ready: Annotated[
+        str | None, typer.Option("--ready", metavar="FILE", help="Only once this file is in CHECKPOINT.")
+    ] = None,
+    settle: Annotated[
+        str | None, typer.Option("--settle", metavar="DURATION", help="Only if no file is younger: 30s, 5m.")
+    ] = None,
+    single_writer: Annotated[
+        bool, typer.Option("--single-writer", help="Nothing else ever writes there; no exclusive create is needed.")
+    ] = False,
+    sign_key: Annotated[
+        str | None, typer.Option("--sign-key", metavar="FILE", help="Sign with this Ed25519 private key.")
+    ] = None,
+    label: Annotated[str, typer.Option("--label", metavar="TEXT", help="Who publishes, for people.")] = "",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", "-n", help="Say what would be published; send nothing.")
+    ] = False,
+    skip: Skip = None,
+    storage_option: StorageOption = None,
+    limit_rate: LimitRate = None,
+) -> int:
+    """Publish CHECKPOINT as the next version of REMOTE: only what changed; safe to stop and to run again."""
+    from dcr_cli.push import push as run
+    from dcr_cli.report import pushes
+
+    with session.progress() as progress:
+        result = run(
+            path_of(checkpoint, "CHECKPOINT"),
+            remote,
+            base=path_of(base, "--base") if base is not None else None,
+            baseline=path_of(baseline, "--baseline") if baseline is not None else None,
+            baseline_link=baseline_link,
+            encodings=encodings.split(",") if encodings is not None else None,
+            encoding=encoding,
+            no_delta=no_delta,
+            anchor_every=anchor_every,
+            prepare=prepare,
+            ready=ready,
+            settle_seconds=seconds_of(settle, "--settle") if settle is not None else 0.0,
+            skip=skip or (),
+            single_writer=single_writer,
+            storage_options=storage_options_of(storage_option),
+            sign_key=path_of(sign_key, "--sign-key") if sign_key is not None else None,
+            publisher=label,
+            limit_bytes_per_second=bytes_per_second_of(limit_rate),
+            jobs=session.jobs,
+            dry_run=dry_run,
+            progress=progress,
+        )
+    session.note_idle(skip, checkpoint)
+    return session.finish(result, lambda: pushes.push_lines(result))

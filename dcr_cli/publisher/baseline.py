@@ -1,0 +1,195 @@
+"""The baseline: the publisher's own receiver, from which the next delta starts, and what a push keeps beside it.
+
+It is a checkpoint that nobody else uses, locked while a push runs. Which version it is at, its position says.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from dcr_cli.checkpoint.checkpoint import Checkpoint, FileDigest, open_checkpoint
+from dcr_cli.checkpoint.digest import State
+from dcr_cli.checkpoint.in_progress import STATE_FOLDER
+from dcr_cli.content import Progress, Workers, read_state
+from dcr_cli.delta.delta import Delta
+from dcr_cli.durable import PRIVATE_FILE_MODE, PRIVATE_FOLDER_MODE, Folder, open_folder
+from dcr_cli.errors import ConflictError, LocalError, UnsupportedError
+from dcr_cli.fetch.position import POSITION_NAME, Position, read_position, write_position
+from dcr_cli.locking import lock_folder
+from dcr_cli.receiver.places import check_room, with_slack
+from dcr_cli.receiver.record import TensorRecord, write_record
+from dcr_cli.receiver.sidecars import identities_now
+
+BASELINES = ".dcr-baseline"
+_LOCK = "push-lock"
+# Says that what lies there is not all of a checkpoint.
+_FILLING = "filling"
+_ELSEWHERE = "give --baseline DIR, a place for it"
+
+
+def default_baseline(checkpoint: str | os.PathLike[str], history: str) -> Path:
+    """Where the baseline of a history is kept, if nothing else is said: beside the checkpoint."""
+    return Path(os.path.abspath(checkpoint)).parent / BASELINES / history
+
+
+class Baseline:
+    """The folder of a baseline, made if it is not there, and locked; a context manager.
+
+    LocalError where it cannot be made, ConflictError if another push has it, or if it holds something else.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._stack = ExitStack()
+        try:
+            self.root = self._stack.enter_context(_make(path))
+            names = [name for name in self.root.names() if name != STATE_FOLDER]
+            if names and self.root.status(STATE_FOLDER) is None:
+                facts = f"is no baseline: it holds {names[0]} and no {STATE_FOLDER}"
+                raise ConflictError(str(path), facts, hint="give --baseline DIR, an empty folder")
+            locked = lock_folder(self.root, STATE_FOLDER, _LOCK, PRIVATE_FOLDER_MODE)
+            self._stack.enter_context(locked.folder)
+            self._stack.enter_context(locked.lock)
+        except BaseException:
+            self._stack.close()
+            raise
+        self.home = locked.folder
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    @property
+    def path(self) -> Path:
+        return self.root.path
+
+    @property
+    def has_checkpoint(self) -> bool:
+        """Whether a checkpoint lies in it, all of it; without, it only keeps what is being sent."""
+        return self.root.names() != [STATE_FOLDER] and self.home.status(_FILLING) is None
+
+    def position(self) -> Position | None:
+        return read_position(self.home)
+
+    def move_to(self, position: Position) -> None:
+        """Say, durably, which version it is at."""
+        write_position(self.home, position)
+
+    def fill(self, source: Checkpoint, *, jobs: int, progress: Progress | None = None) -> State:
+        """Make it a copy of `source`, which shares its bytes where the file system can: the state that it is then in.
+
+        What it held goes first, and with it its position. ConflictError if `source` changes meanwhile.
+        """
+        self._empty()
+        with open_folder(source.root) as folder:
+            self._copy_all(folder, source)
+        with source.reader() as reader:
+            reader.check_unchanged()
+        return self._read_anew(source, jobs, progress)
+
+    def link(self, source: Checkpoint, *, jobs: int, progress: Progress | None = None) -> State:
+        """Make its files second names of those of `source`: the state that it is then in."""
+        self._empty()
+        self._link_all(source)
+        return self._read_anew(source, jobs, progress)
+
+    def relink(self, source: Checkpoint, delta: Delta) -> None:
+        """Make its files second names of those of `source`, which is at the target of `delta` and was just read."""
+        self._empty()
+        self._link_all(source)
+        tensors = [TensorRecord(row.name, row.dtype, row.shape, digest) for row, digest in delta.tensors()]
+        files = [FileDigest(row.path, row.kind, row.size, row.blake3) for row in delta.manifest.files]
+        self._record(delta.commit.target.content, tensors, files, source.skipped)
+
+    def _empty(self) -> None:
+        self.home.replace_file(_FILLING, b"")
+        self.home.remove(POSITION_NAME, missing_ok=True)
+        for name in self.root.names():
+            if name != STATE_FOLDER:
+                self.root.remove_tree(name)
+
+    def _read_anew(self, source: Checkpoint, jobs: int, progress: Progress | None) -> State:
+        copy = open_checkpoint(self.path, skip=source.skipped, what="baseline")
+        with Workers(jobs, "baseline", progress) as workers, copy.reader() as reader:
+            state, digests = read_state(workers, copy, reader)
+            files = copy.files_digest(reader)
+        tensors = [TensorRecord(t.name, t.dtype.name, t.shape, digests[t.name]) for t in copy.tensors]
+        self._record(state.content, tensors, files, source.skipped)
+        return state
+
+    def _record(
+        self, content: bytes, tensors: Sequence[TensorRecord], files: Sequence[FileDigest], skipped: Sequence[str]
+    ) -> None:
+        identities = identities_now(self.root, [file.path for file in files])
+        write_record(self.home, content, tensors, files, identities, skipped, mode=PRIVATE_FILE_MODE)
+        self.home.remove(_FILLING)
+        self.home.sync()
+
+    def check_room(self, needed_bytes: int, files: int) -> None:
+        """Raise LocalError if a copy of so many bytes would not fit."""
+        try:
+            check_room(self.root, with_slack(needed_bytes, files))
+        except LocalError as error:
+            raise LocalError(error.what, error.facts, hint=f"make room, or {_ELSEWHERE}") from error
+
+    def can_clone(self, source: Checkpoint) -> bool:
+        """Whether its file system shares the bytes of files with that of `source`."""
+        name = f"{STATE_FOLDER}/clone"
+        with open_folder(source.root) as folder, self.root.create_file(name, PRIVATE_FILE_MODE) as file:
+            try:
+                with folder.open_linked(source.shards[0].path) as shard:
+                    return file.clone_from(shard)
+            finally:
+                self.root.remove(name)
+
+    def _copy_all(self, folder: Folder, source: Checkpoint) -> None:
+        for path in source.identities:
+            self.root.make_parents(path)
+            with folder.open_linked(path) as file, self.root.create_file(path, PRIVATE_FILE_MODE) as copy:
+                if not copy.clone_from(file):
+                    copy.copy_from(file)
+                copy.sync()
+        self._sync(source)
+
+    def _link_all(self, source: Checkpoint) -> None:
+        with open_folder(source.root) as folder:
+            for path, identity in source.identities.items():
+                self.root.make_parents(path)
+                if not self.root.link_file(folder, path, path):
+                    facts = f"a hard link to {path} cannot be made there"
+                    raise UnsupportedError(str(self.path), facts, hint=f"leave out --baseline-link, or {_ELSEWHERE}")
+                now = identities_now(self.root, [path]).get(path)
+                # A new name changes the ctime, and nothing else.
+                if now is None or now._replace(ctime_ns=0) != identity._replace(ctime_ns=0):
+                    facts = "changed while it was linked"
+                    raise ConflictError(str(source.root / path), facts, hint="try again when nothing writes there")
+        self._sync(source)
+
+    def _sync(self, source: Checkpoint) -> None:
+        for path in {path.rpartition("/")[0] for path in source.identities}:
+            self.root.sync(path)
+
+
+def _make(path: Path) -> Folder:
+    """Open the folder at `path`; what of it is not there is made, but for more than two folders."""
+    try:
+        if not path.exists():
+            above = path.parent
+            if not above.exists() and above.name == BASELINES:
+                with open_folder(above.parent) as parent:
+                    parent.make_folder(above.name, PRIVATE_FOLDER_MODE, exist_ok=True)
+                    parent.sync()
+            with open_folder(above) as parent:
+                parent.make_folder(path.name, PRIVATE_FOLDER_MODE, exist_ok=True)
+                parent.sync()
+        return open_folder(path)
+    except LocalError as error:
+        raise LocalError(f"baseline {path}", error.facts, hint=_ELSEWHERE) from error

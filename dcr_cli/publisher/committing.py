@@ -1,0 +1,74 @@
+"""The step that makes a version exist: creating its commit, and what came of it (FORMAT 13.4)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from dcr_cli.delta.commit import Commit
+from dcr_cli.errors import ConflictError
+from dcr_cli.remote.keys import Place, anchor_key, commit_key
+from dcr_cli.remote.log import Log
+from dcr_cli.remote.signing import SigningKey
+from dcr_cli.remote.version import COMMIT_KIND, AnchorParts, Published, Version, decode_version, encode_version
+from dcr_cli.store.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Author:
+    """Who publishes and when, for people, and the key that signs, if one does."""
+
+    publisher: str
+    created: str
+    key: SigningKey | None = None
+
+
+class Outcome(Enum):
+    """What became of a commit. SAME: another publisher has made the very same version."""
+
+    WON = "won"
+    SAME = "same"
+
+
+def make_commit(
+    history: str, place: Place, head: Published | None, parts: Commit | AnchorParts, *, anchor: int, author: Author
+) -> bytes:
+    """Encode the commit of a version that follows `head`, signed if there is a key."""
+    if isinstance(parts, Commit):
+        parts = replace(parts, created=author.created, publisher=author.publisher)
+    version = Version(
+        history=history,
+        place=place,
+        previous=head.blake3 if head is not None else None,
+        anchor=anchor,
+        parts=parts,
+        created=author.created,
+        publisher=author.publisher,
+    )
+    line = encode_version(version)
+    return author.key.sign(line, COMMIT_KIND) if author.key is not None else line
+
+
+def newest_anchor(store: Store, head: Published) -> int:
+    """The newest version up to `head` that is known to have an anchor: its own, or the one that its commit names."""
+    if head.version.anchor == head.version.number:
+        return head.version.number
+    has_own = store.stat(anchor_key(head.version.place), is_denied_absent=True) is not None
+    return head.version.number if has_own else head.version.anchor
+
+
+def create_commit(store: Store, log: Log, data: bytes, number: int) -> tuple[Outcome, Published]:
+    """Create the commit of version `number`; from then on it exists: what became of it, and the commit that is there.
+
+    ConflictError if another one was faster with another state. Nothing that anyone reads was changed then.
+    """
+    ours = decode_version(data, number, "commit")
+    if store.put_if_absent(commit_key(number), data):
+        return Outcome.WON, ours
+    theirs = log.require(number)
+    if theirs.version.target == ours.version.target:
+        return Outcome.SAME, theirs
+    facts = f"version {number} was taken by {theirs.version.place.id}"
+    if theirs.version.publisher:
+        facts += f" of {theirs.version.publisher}"
+    raise ConflictError(store.shown, facts, hint="run the same command again: it will publish the version after it")

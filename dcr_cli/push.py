@@ -1,0 +1,548 @@
+"""Publishes a checkpoint as the next version of a remote: what changed since the version before, committed last.
+
+Where the baseline lies and how it moves is publisher/'s matter, what a remote's objects mean remote/'s.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+
+from dcr_cli.apply import apply_own
+from dcr_cli.arguments import check_path
+from dcr_cli.checkpoint.checkpoint import Checkpoint, open_checkpoint
+from dcr_cli.checkpoint.digest import State, object_digest
+from dcr_cli.checkpoint.patterns import check_recorded_patterns
+from dcr_cli.content import Progress, Workers, read_state
+from dcr_cli.delta.choice import ALLOWED, Allowed
+from dcr_cli.delta.delta import open_delta
+from dcr_cli.delta.output import DeltaOutput
+from dcr_cli.diff import DiffResult, Sink, diff_into
+from dcr_cli.errors import ConflictError, NotFoundError, UsageError, WrongBaseError
+from dcr_cli.fetch.position import position_at
+from dcr_cli.publisher.anchors import AnchorPlan, publish_anchor
+from dcr_cli.publisher.baseline import Baseline, default_baseline
+from dcr_cli.publisher.committing import Author, Outcome, create_commit, make_commit, newest_anchor
+from dcr_cli.publisher.outgoing import (
+    Outgoing,
+    Sending,
+    SourceChangedError,
+    begin_sending,
+    drop_outgoing,
+    is_bound,
+    outgoing_path,
+    read_sending,
+)
+from dcr_cli.publisher.uploads import Uploads
+from dcr_cli.receiver.change import IN_PLACE
+from dcr_cli.remote.anchor import Anchor
+from dcr_cli.remote.hint import PREPARED, STREAMING, Hint, write_hint
+from dcr_cli.remote.history import ENCODINGS, History, encode_history, read_history
+from dcr_cli.remote.keys import HISTORY_KEY, Place, new_id, prepared_key
+from dcr_cli.remote.log import Log
+from dcr_cli.remote.signing import load_signing_key
+from dcr_cli.remote.version import ANCHOR, DELTA, AnchorParts, Published
+from dcr_cli.store.opening import open_store
+from dcr_cli.store.store import Store
+from dcr_cli.work import threads
+
+__all__ = ["PushResult", "push"]
+
+# Of so many of the newest versions, one is taken for what a checkpoint without a baseline is at.
+ADOPTED_VERSIONS = 64
+_KINDS = {ENCODINGS: "auto", ("context", "whole"): "context", ("gap", "whole"): "gap", ("whole",): "whole"}
+_SAME, _PREPARED = "same", "prepared"
+
+
+@dataclass(frozen=True, slots=True)
+class PushResult:
+    """What a push came to.
+
+    `kind` is delta, anchor (a version that has only its files as they are), prepared (complete, but not committed), or
+    same: the newest version is this very state, and nothing was published. `version` is the one that was published, or
+    that is the same, None if none would be for a dry run. `delta_bytes` is what the version takes, `uploaded_bytes`
+    what this run sent, an anchor that was due included. `anchor` is the newest version that has an anchor.
+    """
+
+    remote: str
+    checkpoint: str
+    history: str
+    version: int | None
+    id: str | None
+    kind: str
+    base_version: int | None
+    base: State | None
+    target: State
+    tensors: int
+    changed_tensors: int
+    elements: int
+    changed_elements: int
+    dense_bytes: int
+    delta_bytes: int
+    uploaded_bytes: int
+    anchor: int | None
+    baseline: str | None
+    recovered: bool
+    dry_run: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PushOptions:
+    """How to publish, but for what and where."""
+
+    base: Path | None = None
+    baseline: Path | None = None
+    baseline_link: bool = False
+    encodings: tuple[str, ...] | None = None
+    encoding: str = "auto"
+    no_delta: bool = False
+    anchor_every: int | None = None
+    prepare: bool = False
+    dry_run: bool = False
+
+
+def push(
+    checkpoint: str | os.PathLike[str],
+    remote: str | os.PathLike[str],
+    *,
+    base: str | os.PathLike[str] | None = None,
+    baseline: str | os.PathLike[str] | None = None,
+    baseline_link: bool = False,
+    encodings: Sequence[str] | None = None,
+    encoding: str = "auto",
+    no_delta: bool = False,
+    anchor_every: int | None = None,
+    prepare: bool = False,
+    ready: str | None = None,
+    settle_seconds: float = 0.0,
+    skip: Sequence[str] = (),
+    single_writer: bool = False,
+    storage_options: Mapping[str, object] | None = None,
+    sign_key: str | os.PathLike[str] | None = None,
+    publisher: str = "",
+    limit_bytes_per_second: int | None = None,
+    jobs: int | None = None,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+) -> PushResult:
+    """Publish `checkpoint` as the next version of `remote`.
+
+    The first version, and one with `no_delta`, is an anchor: the files as they are. Any other is a delta from the
+    baseline, a copy of the version before that is kept beside the checkpoint or in `baseline`, or from `base`, a
+    checkpoint that is at that version. Nobody sees anything of a version before its commit, the last object that is
+    written. A push that was stopped is gone on with by the next.
+
+    Raises UsageError, NotFoundError, DamagedError, WrongBaseError (the remote holds another history, or there is no
+    baseline), ConflictError (another publisher was faster, another push runs, the source changes or is not ready),
+    TransportError, UnsupportedError (the remote cannot create an object only once), LocalError.
+    """
+    check_recorded_patterns(skip)
+    check_path(checkpoint, "checkpoint")
+    options = PushOptions(
+        base=Path(base) if base is not None else None,
+        baseline=Path(baseline) if baseline is not None else None,
+        baseline_link=baseline_link,
+        encodings=_encodings(encodings),
+        encoding=encoding,
+        no_delta=no_delta,
+        anchor_every=anchor_every,
+        prepare=prepare,
+        dry_run=dry_run,
+    )
+    _check_options(options)
+    key = load_signing_key(sign_key) if sign_key is not None else None
+    created = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    _check_ready(Path(checkpoint), ready)
+    source = open_checkpoint(checkpoint, skip=skip)
+    _check_settled(source, settle_seconds, time.time())
+    with open_store(remote, storage_options, is_single_writer=single_writer) as store:
+        author = Author(publisher, created, key)
+        return _Push(store, source, options, author, _Effort(threads(jobs), progress)).run()
+
+
+@dataclass(frozen=True, slots=True)
+class _Effort:
+    jobs: int
+    progress: Progress | None
+
+
+class _Push:
+    """One push, from what the remote holds to the baseline that has moved on."""
+
+    def __init__(self, store: Store, source: Checkpoint, options: PushOptions, author: Author, effort: _Effort) -> None:
+        self._store = store
+        self._source = source
+        self._options = options
+        self._author = author
+        self._effort = effort
+        self._uploaded_bytes = 0
+        self._recovered = False
+
+    def run(self) -> PushResult:
+        history = read_history(self._store)
+        if history is None:
+            if self._options.dry_run:
+                return self._first_without_doing()
+            history = self._begin_history()
+        self._check_encodings(history)
+        path = self._options.baseline or default_baseline(self._source.root, history.id)
+        with Baseline(path) as baseline:
+            if baseline.position() is None:
+                self._store.prove_exclusive(HISTORY_KEY)
+            return self._publish(history, Log(self._store, history.id), baseline)
+
+    # Beginning
+
+    def _first_without_doing(self) -> PushResult:
+        state, _ = self._read_source()
+        return self._result("", None, ANCHOR, None, state, delta_bytes=_bytes_of(self._source))
+
+    def _begin_history(self) -> History:
+        """Begin a history, unless somebody else is faster; the place of its baseline is known to be there before."""
+        own = History(new_id(), self._options.encodings or ENCODINGS, self._author.created, self._author.publisher)
+        if self._keeps_baseline:
+            path = self._options.baseline or default_baseline(self._source.root, own.id)
+            with Baseline(path) as baseline:
+                if not self._options.baseline_link and not baseline.can_clone(self._source):
+                    baseline.check_room(_bytes_of(self._source), len(self._source.identities))
+        self._store.put_if_absent(HISTORY_KEY, encode_history(own))
+        history = read_history(self._store)
+        if history is None:
+            raise NotFoundError(self._store.shown, f"{HISTORY_KEY} was written, but is not there")
+        return history
+
+    @property
+    def _keeps_baseline(self) -> bool:
+        return self._options.base is None
+
+    def _check_encodings(self, history: History) -> None:
+        wanted = self._options.encodings
+        if wanted is not None and set(wanted) != set(history.encodings):
+            facts = f"the remote's are {','.join(history.encodings)}, since its first push"
+            raise UsageError("--encodings", facts, hint="use another address for other encodings")
+        self._allowed = _allowed(history, self._options.encoding)
+
+    # Publishing
+
+    def _publish(self, history: History, log: Log, baseline: Baseline) -> PushResult:
+        head = self._recover(history, log, baseline)
+        if head is None or self._options.no_delta:
+            return self._publish_anchor(history, log, baseline, head)
+        base = self._base(log, baseline, head)
+        if self._options.dry_run:
+            return self._compare_without_doing(history, base, head)
+        return self._publish_delta(log, baseline, head, base)
+
+    def _recover(self, history: History, log: Log, baseline: Baseline) -> Published | None:
+        """Read where the log stands, and finish or forget what a push before this one was sending: the newest
+        version."""
+        position = baseline.position()
+        if position is None:
+            newest = log.newest(0)
+            versions = [log.require(newest)] if newest else []
+        else:
+            at = log.check_known(position.known, f"the baseline {baseline.path}")
+            versions = [at, *log.following(at, log.newest(position.version))]
+        head = versions[-1] if versions else None
+        sending = read_sending(baseline.home)
+        if sending is None or self._options.dry_run:
+            return head
+        number = head.version.number if head is not None else 0
+        ours = log.read(sending.place.version) if sending.place.version <= number else None
+        if ours is not None and ours.version.place == sending.place and sending.history == history.id:
+            self._recovered = True
+            self._move(baseline, ours)
+        elif sending.history != history.id or sending.place.version <= number:
+            drop_outgoing(baseline.home)
+        return head
+
+    def _base(self, log: Log, baseline: Baseline, head: Published) -> Checkpoint:
+        """The checkpoint that the delta starts from, at the newest version as far as is known without reading it."""
+        if self._options.base is not None:
+            return open_checkpoint(self._options.base, skip=self._source.skipped, what="base")
+        if not baseline.has_checkpoint:
+            self._adopt(log, baseline, head)
+        position = baseline.position()
+        if position is None or position.version < head.version.number:
+            self._catch_up(baseline, head)
+        found = open_checkpoint(baseline.path, what="baseline")
+        left_out = open_checkpoint(baseline.path, skip=self._source.skipped, what="baseline")
+        gone = found.identities.keys() - left_out.identities.keys()
+        if gone:
+            facts = f"leaves out {min(gone)}, which version {head.version.number} has"
+            raise UsageError("--skip", facts, hint="--no-delta publishes a version that starts from nothing")
+        return left_out
+
+    def _adopt(self, log: Log, baseline: Baseline, head: Published) -> None:
+        """Make the baseline from the checkpoint itself, if it is at one of the newest versions."""
+        state, _ = self._read_source()
+        number = head.version.number
+        for version in range(number, max(0, number - ADOPTED_VERSIONS), -1):
+            published = head if version == number else log.require(version)
+            if published.version.target == state:
+                if not self._options.dry_run:
+                    self._fill(baseline)
+                    baseline.move_to(position_at(published, self._store.shown))
+                return
+        facts = f"holds history {log.history}, and neither a baseline nor {self._source.root} is at a version of it"
+        hint = "give --base, a checkpoint at its newest version, or --no-delta, or use another address"
+        raise WrongBaseError(self._store.shown, facts, hint=hint)
+
+    def _catch_up(self, baseline: Baseline, head: Published) -> None:
+        """Bring the baseline to the newest version, as any receiver."""
+        raise WrongBaseError(str(baseline.path), f"is behind version {head.version.number}")
+
+    def _compare_without_doing(self, history: History, base: Checkpoint, head: Published) -> PushResult:
+        with DeltaOutput(None, outside=(), dry_run=True) as sink:
+            found = self._diff(sink, base, head)
+        kind = _SAME if found.same else DELTA
+        return self._result(history.id, None, kind, head, found.target, found=found, delta_bytes=found.delta_bytes)
+
+    def _publish_delta(self, log: Log, baseline: Baseline, head: Published, base: Checkpoint) -> PushResult:
+        sink, found = self._send(log, baseline, head, base)
+        if found.same:
+            return self._result(log.history, head.version.place, _SAME, head, found.target, found=found)
+        place = sink.place
+        anchor = newest_anchor(self._store, head)
+        data = make_commit(log.history, place, head, sink.commit, anchor=anchor, author=self._author)
+        self._uploaded_bytes += sink.sent_bytes + len(data)
+        size = sink.bytes + len(data)
+        if self._options.prepare:
+            self._store.put(prepared_key(place), data)
+            write_hint(self._store, Hint(log.history, place, PREPARED, self._author.created))
+            return self._result(log.history, place, _PREPARED, head, found.target, found=found, delta_bytes=size)
+        try:
+            outcome, published = create_commit(self._store, log, data, place.version)
+        except ConflictError:
+            drop_outgoing(baseline.home)
+            raise
+        kind = DELTA if outcome is Outcome.WON else _SAME
+        self._move(baseline, published)
+        if self._options.anchor_every is not None and place.version - anchor >= self._options.anchor_every:
+            anchor = self._add_anchor(log, baseline, published)
+        return self._result(
+            log.history, published.version.place, kind, head, found.target, found=found, delta_bytes=size, anchor=anchor
+        )
+
+    def _send(self, log: Log, baseline: Baseline, head: Published, base: Checkpoint) -> tuple[Outgoing, DiffResult]:
+        """Compare, and send what changed while it is found."""
+        for _ in range(2):
+            sending = self._sending(log, baseline, head)
+            announce = partial(
+                write_hint, self._store, Hint(log.history, sending.place, STREAMING, self._author.created)
+            )
+            with Uploads(self._effort.jobs) as uploads:
+                sink = Outgoing(baseline.home, sending, self._store, uploads, announce)
+                try:
+                    return sink, self._diff(sink, base, head)
+                except SourceChangedError:
+                    # What a stopped push had begun to send is of another source.
+                    drop_outgoing(baseline.home)
+        raise ConflictError(str(self._source.root), "changes all the time", hint="push when nothing writes there")
+
+    def _sending(self, log: Log, baseline: Baseline, head: Published | None) -> Sending:
+        """What is sent now: what a stopped push was sending, if it follows the newest version, or a new one."""
+        number = head.version.number if head is not None else 0
+        previous = head.blake3 if head is not None else None
+        sending = read_sending(baseline.home)
+        if sending is not None and sending.place.version == number + 1 and sending.previous == previous:
+            return sending
+        drop_outgoing(baseline.home)
+        return Sending(log.history, Place(number + 1, new_id()), previous)
+
+    def _diff(self, sink: Sink, base: Checkpoint, head: Published) -> DiffResult:
+        found = diff_into(
+            sink, base, self._source, allowed=self._allowed, jobs=self._effort.jobs, progress=self._effort.progress
+        )
+        if found.base != head.version.target:
+            facts = f"is not at version {head.version.number}, the newest of {self._store.shown}"
+            raise WrongBaseError(str(base.root), facts, hint="give another --base, or remove the baseline")
+        return found
+
+    def _publish_anchor(self, history: History, log: Log, baseline: Baseline, head: Published | None) -> PushResult:
+        """Publish a version that starts from nothing: its files as they are."""
+        if self._options.prepare:
+            raise UsageError("--prepare", "a version that is an anchor cannot be prepared", hint="leave it out")
+        if self._options.dry_run:
+            state, _ = self._read_source()
+            return self._result(history.id, None, ANCHOR, head, state, delta_bytes=_bytes_of(self._source))
+        source, state = self._anchor_source(baseline)
+        sending = self._sending(log, baseline, head)
+        begin_sending(baseline.home, sending)
+        if not is_bound(baseline.home, state):
+            # What a stopped push had begun to send is of another source.
+            drop_outgoing(baseline.home)
+            sending = self._sending(log, baseline, head)
+            begin_sending(baseline.home, sending)
+            is_bound(baseline.home, state)
+        if head is not None and head.version.target == state:
+            drop_outgoing(baseline.home)
+            baseline.move_to(position_at(head, self._store.shown))
+            return self._result(history.id, head.version.place, _SAME, head, state)
+        sent = publish_anchor(
+            self._store,
+            source,
+            AnchorPlan(history.id, sending.place, state),
+            key=self._author.key,
+            home=baseline.home,
+            jobs=self._effort.jobs,
+            progress=self._effort.progress,
+        )
+        number = sending.place.version
+        data = make_commit(
+            history.id, sending.place, head, _anchor_parts(sent.anchor, sent.data), anchor=number, author=self._author
+        )
+        self._uploaded_bytes += sent.sent_bytes + len(data)
+        try:
+            outcome, published = create_commit(self._store, log, data, number)
+        except ConflictError:
+            drop_outgoing(baseline.home)
+            raise
+        kind = ANCHOR if outcome is Outcome.WON else _SAME
+        self._move(baseline, published)
+        size = sent.anchor.bytes + len(sent.data) + len(data)
+        return self._result(history.id, sending.place, kind, head, state, delta_bytes=size, anchor=number)
+
+    def _anchor_source(self, baseline: Baseline) -> tuple[Checkpoint, State]:
+        """What an anchor is published from: the baseline, made now, which nobody changes; else the source itself."""
+        if self._keeps_baseline:
+            state = self._fill(baseline)
+            return open_checkpoint(baseline.path, skip=self._source.skipped, what="baseline"), state
+        state, _ = self._read_source()
+        return self._source, state
+
+    def _add_anchor(self, log: Log, baseline: Baseline, published: Published) -> int:
+        """Publish the anchor of the version that was just committed."""
+        source = self._source
+        if self._keeps_baseline:
+            source = open_checkpoint(baseline.path, skip=self._source.skipped, what="baseline")
+        plan = AnchorPlan(log.history, published.version.place, published.version.target)
+        sent = publish_anchor(
+            self._store,
+            source,
+            plan,
+            key=self._author.key,
+            jobs=self._effort.jobs,
+            progress=self._effort.progress,
+        )
+        self._uploaded_bytes += sent.sent_bytes
+        return published.version.number
+
+    # The baseline
+
+    def _move(self, baseline: Baseline, published: Published) -> None:
+        """Bring the baseline to a version that this publisher has just made, or had made when it was stopped."""
+        version = published.version
+        if self._keeps_baseline and version.delta is not None:
+            delta = outgoing_path(baseline.home)
+            # What a push before this one had published may be elsewhere now, or gone.
+            if self._options.baseline_link and not self._recovered:
+                baseline.relink(self._source, open_delta(delta))
+            else:
+                apply_own(delta, baseline.path, mode=IN_PLACE, jobs=self._effort.jobs)
+        baseline.move_to(position_at(published, self._store.shown))
+        drop_outgoing(baseline.home)
+
+    def _fill(self, baseline: Baseline) -> State:
+        fill = baseline.link if self._options.baseline_link else baseline.fill
+        return fill(self._source, jobs=self._effort.jobs, progress=self._effort.progress)
+
+    def _read_source(self) -> tuple[State, dict[str, bytes]]:
+        with Workers(self._effort.jobs, "read", self._effort.progress) as workers, self._source.reader() as reader:
+            return read_state(workers, self._source, reader)
+
+    # The result
+
+    def _result(
+        self,
+        history: str,
+        place: Place | None,
+        kind: str,
+        head: Published | None,
+        target: State,
+        *,
+        found: DiffResult | None = None,
+        delta_bytes: int = 0,
+        anchor: int | None = None,
+    ) -> PushResult:
+        source = self._source
+        is_first = head is None or kind == ANCHOR
+        return PushResult(
+            remote=self._store.shown,
+            checkpoint=str(source.root),
+            history=history,
+            version=place.version if place is not None else None,
+            id=place.id if place is not None else None,
+            kind=kind,
+            base_version=head.version.number if head is not None and not is_first and kind != _SAME else None,
+            base=head.version.target if head is not None and not is_first else None,
+            target=target,
+            tensors=len(source.tensors),
+            changed_tensors=found.changed_tensors if found is not None else 0,
+            elements=sum(tensor.elements for tensor in source.tensors),
+            changed_elements=found.changed_elements if found is not None else 0,
+            dense_bytes=sum(tensor.bytes for tensor in source.tensors),
+            delta_bytes=delta_bytes,
+            uploaded_bytes=self._uploaded_bytes,
+            anchor=anchor,
+            baseline=None,
+            recovered=self._recovered,
+            dry_run=self._options.dry_run,
+        )
+
+
+def _anchor_parts(anchor: Anchor, data: bytes) -> AnchorParts:
+    return AnchorParts(anchor.target, object_digest(data), len(data), len(anchor.files), anchor.bytes)
+
+
+def _bytes_of(checkpoint: Checkpoint) -> int:
+    return sum(identity.size for identity in checkpoint.identities.values())
+
+
+def _encodings(given: Sequence[str] | None) -> tuple[str, ...] | None:
+    if given is None:
+        return None
+    chosen = tuple(name for name in ENCODINGS if name in given)
+    if set(given) - set(ENCODINGS) or chosen not in _KINDS:
+        facts = f"whole and any of context and gap expected, found {','.join(given)}"
+        raise UsageError("--encodings", facts)
+    return chosen
+
+
+def _allowed(history: History, encoding: str) -> Allowed:
+    """What a delta may use: what the remote allows, and of that what was asked for."""
+    if encoding not in ALLOWED:
+        raise UsageError("encoding", f"one of {', '.join(ALLOWED)} expected, found {encoding!r}")
+    if encoding == "auto":
+        return ALLOWED[_KINDS[tuple(name for name in ENCODINGS if name in history.encodings)]]
+    if encoding not in history.encodings:
+        facts = f"the remote allows {','.join(history.encodings)} alone, not {encoding}"
+        raise UsageError("--encoding", facts, hint="leave it out")
+    return ALLOWED[encoding]
+
+
+def _check_options(options: PushOptions) -> None:
+    if options.base is not None and (options.baseline_link or options.no_delta):
+        raise UsageError("push", "--base excludes --baseline-link and --no-delta", hint="dcr push --help")
+    if options.anchor_every is not None and options.anchor_every < 1:
+        raise UsageError("--anchor-every", f"a number from 1 on expected, found {options.anchor_every}")
+
+
+def _check_ready(checkpoint: Path, ready: str | None) -> None:
+    """Raise ConflictError if the file that says that a checkpoint is complete is not there yet."""
+    if ready is not None and not os.path.exists(checkpoint / ready):
+        raise ConflictError(str(checkpoint), f"is not ready: {ready} is not there yet", hint="try again later")
+
+
+def _check_settled(source: Checkpoint, settle_seconds: float, now: float) -> None:
+    """Raise ConflictError if a file was written less than so many seconds ago."""
+    path, newest = max(source.identities.items(), key=lambda pair: pair[1].mtime_ns)
+    age = now - newest.mtime_ns / 1e9
+    if settle_seconds and age < settle_seconds:
+        facts = f"was written {age:.1f} s ago, {settle_seconds:g} s of rest were asked for"
+        raise ConflictError(str(source.root / path), facts, hint="try again later")

@@ -1,0 +1,42 @@
+"""What a publisher has done, as lines for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from dcr_cli.errors import size
+from dcr_cli.report.people import Line, facts, share, state
+
+if TYPE_CHECKING:
+    from dcr_cli.push import PushResult
+
+
+def push_lines(result: PushResult) -> Iterator[Line]:
+    """Which version was published, and what it takes."""
+    yield Line(_headline(result), "bold")
+    yield from facts(_push_facts(result))
+
+
+def _headline(result: PushResult) -> str:
+    if result.kind == "same":
+        at = f"version {result.version}" if result.version is not None else "the newest version"
+        return f"nothing to publish: {result.remote} is at this state, {at}"
+    if result.dry_run:
+        return f"would publish to {result.remote}"
+    if result.kind == "prepared":
+        return f"prepared: version {result.version} of {result.remote}; dcr commit makes it exist"
+    return f"published: version {result.version} of {result.remote}"
+
+
+def _push_facts(result: PushResult) -> Iterator[tuple[str, str]]:
+    if result.kind == "anchor":
+        yield "anchor", f"{size(result.delta_bytes)}, the files as they are"
+    elif result.kind != "same":
+        changed = f"{result.changed_elements:,} changed ({share(result.changed_elements, result.elements)})"
+        yield "elements", f"{result.elements:,}, {changed}"
+        takes = f"{size(result.delta_bytes)}, {share(result.delta_bytes, result.dense_bytes)} of a full copy"
+        yield "delta", f"{takes} ({size(result.dense_bytes)}), from version {result.base_version}"
+    if result.uploaded_bytes:
+        yield "sent", size(result.uploaded_bytes)
+    yield "state", state(result.target)
