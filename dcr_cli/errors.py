@@ -18,6 +18,7 @@ Printing them is not this module's work.
 from __future__ import annotations
 
 import errno
+from collections.abc import Mapping
 
 # The hint for an argument that is empty.
 NOT_SET = "perhaps a variable of the shell is not set"
@@ -32,6 +33,8 @@ class DcrError(Exception):
 
     exit_code = 70
     retryable = False
+    # What programs are told besides, as members of the JSON document.
+    details: Mapping[str, bool] = {}
 
     def __init__(self, what: str, facts: str, *, hint: str | None = None) -> None:
         self.what = one_line(what)

@@ -12,9 +12,9 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import IO
 
@@ -43,6 +43,7 @@ class Failure:
     retryable: bool
     is_bug: bool
     traceback: str
+    details: Mapping[str, bool] = field(default_factory=dict)
 
 
 def explain(error: BaseException, left: Callable[[], str] | None = None) -> Failure:
@@ -50,7 +51,7 @@ def explain(error: BaseException, left: Callable[[], str] | None = None) -> Fail
     trace = "".join(traceback.format_exception(error))
     name = type(error).__name__
     if isinstance(error, DcrError):
-        return Failure(error.exit_code, name, str(error), error.hint, error.retryable, False, trace)
+        return Failure(error.exit_code, name, str(error), error.hint, error.retryable, False, trace, error.details)
     if isinstance(error, Stopped | KeyboardInterrupt):
         number = error.number if isinstance(error, Stopped) else signal.SIGINT
         message = f"stopped: by signal {signal.Signals(number).name}"

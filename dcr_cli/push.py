@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -38,12 +38,13 @@ from dcr_cli.publisher.outgoing import (
     outgoing_path,
     read_sending,
 )
+from dcr_cli.publisher.quorum import Quorum, wait_for
 from dcr_cli.publisher.uploads import Uploads
 from dcr_cli.receiver.change import IN_PLACE
 from dcr_cli.remote.anchor import Anchor
 from dcr_cli.remote.hint import PREPARED, STREAMING, Hint, write_hint
 from dcr_cli.remote.history import ENCODINGS, History, encode_history, read_history
-from dcr_cli.remote.keys import HISTORY_KEY, Place, new_id, prepared_key
+from dcr_cli.remote.keys import APPLIED, HISTORY_KEY, Place, new_id, prepared_key
 from dcr_cli.remote.log import Log
 from dcr_cli.remote.signing import load_signing_key
 from dcr_cli.remote.version import ANCHOR, DELTA, AnchorParts, Published
@@ -53,8 +54,6 @@ from dcr_cli.work import threads
 
 __all__ = ["PushResult", "push"]
 
-# Of so many of the newest versions, one is taken for what a checkpoint without a baseline is at.
-ADOPTED_VERSIONS = 64
 _KINDS = {ENCODINGS: "auto", ("context", "whole"): "context", ("gap", "whole"): "gap", ("whole",): "whole"}
 _SAME, _PREPARED = "same", "prepared"
 
@@ -66,7 +65,8 @@ class PushResult:
     `kind` is delta, anchor (a version that has only its files as they are), prepared (complete, but not committed), or
     same: the newest version is this very state, and nothing was published. `version` is the one that was published, or
     that is the same, None if none would be for a dry run. `delta_bytes` is what the version takes, `uploaded_bytes`
-    what this run sent, an anchor that was due included. `anchor` is the newest version that has an anchor.
+    what this run sent, an anchor that was due included. `anchor` is the newest version that has an anchor, and
+    `applied` are the receivers that were waited for. `recovered`: what a stopped push had published was taken over.
     """
 
     remote: str
@@ -86,9 +86,9 @@ class PushResult:
     delta_bytes: int
     uploaded_bytes: int
     anchor: int | None
-    baseline: str | None
     recovered: bool
     dry_run: bool
+    applied: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +118,8 @@ def push(
     no_delta: bool = False,
     anchor_every: int | None = None,
     prepare: bool = False,
+    wait_applied: int | None = None,
+    timeout_seconds: float = 900.0,
     ready: str | None = None,
     settle_seconds: float = 0.0,
     skip: Sequence[str] = (),
@@ -135,7 +137,8 @@ def push(
     The first version, and one with `no_delta`, is an anchor: the files as they are. Any other is a delta from the
     baseline, a copy of the version before that is kept beside the checkpoint or in `baseline`, or from `base`, a
     checkpoint that is at that version. Nobody sees anything of a version before its commit, the last object that is
-    written. A push that was stopped is gone on with by the next.
+    written. A push that was stopped is gone on with by the next. With `wait_applied` it returns when so many receivers
+    have acknowledged that they are at the version.
 
     Raises UsageError, NotFoundError, DamagedError, WrongBaseError (the remote holds another history, or there is no
     baseline), ConflictError (another publisher was faster, another push runs, the source changes or is not ready),
@@ -162,7 +165,13 @@ def push(
     _check_settled(source, settle_seconds, time.time())
     with open_store(remote, storage_options, is_single_writer=single_writer) as store:
         author = Author(publisher, created, key)
-        return _Push(store, source, options, author, _Effort(threads(jobs), progress)).run()
+        run = _Push(store, source, options, author, _Effort(threads(jobs), progress))
+        result = run.run()
+        if wait_applied is not None and run.published is not None:
+            wanted = Quorum(wait_applied, APPLIED, timeout_seconds)
+            applied = wait_for(store, run.published.version, wanted, is_committed=True)
+            result = replace(result, applied=applied)
+        return result
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +191,7 @@ class _Push:
         self._effort = effort
         self._uploaded_bytes = 0
         self._recovered = False
+        self.published: Published | None = None
 
     def run(self) -> PushResult:
         history = read_history(self._store)
@@ -281,14 +291,12 @@ class _Push:
     def _adopt(self, log: Log, baseline: Baseline, head: Published) -> None:
         """Make the baseline from the checkpoint itself, if it is at one of the newest versions."""
         state, _ = self._read_source()
-        number = head.version.number
-        for version in range(number, max(0, number - ADOPTED_VERSIONS), -1):
-            published = head if version == number else log.require(version)
-            if published.version.target == state:
-                if not self._options.dry_run:
-                    self._fill(baseline)
-                    baseline.move_to(position_at(published, self._store.shown))
-                return
+        published = log.find_state(state, head.version.number)
+        if published is not None:
+            if not self._options.dry_run:
+                self._fill(baseline)
+                baseline.move_to(position_at(published, self._store.shown))
+            return
         facts = f"holds history {log.history}, and neither a baseline nor {self._source.root} is at a version of it"
         hint = "give --base, a checkpoint at its newest version, or --no-delta, or use another address"
         raise WrongBaseError(self._store.shown, facts, hint=hint)
@@ -447,6 +455,7 @@ class _Push:
                 apply_own(delta, baseline.path, mode=IN_PLACE, jobs=self._effort.jobs)
         baseline.move_to(position_at(published, self._store.shown))
         drop_outgoing(baseline.home)
+        self.published = published
 
     def _fill(self, baseline: Baseline) -> State:
         fill = baseline.link if self._options.baseline_link else baseline.fill
@@ -490,7 +499,6 @@ class _Push:
             delta_bytes=delta_bytes,
             uploaded_bytes=self._uploaded_bytes,
             anchor=anchor,
-            baseline=None,
             recovered=self._recovered,
             dry_run=self._options.dry_run,
         )

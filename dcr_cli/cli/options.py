@@ -117,7 +117,9 @@ def command(function: Callable[..., int]) -> Callable[..., int]:
 def with_common_options(function: Callable[..., int]) -> Callable[..., Callable[[], int]]:
     """What is parsed as `function` and returns the work that is left to do."""
     own = list(signature(function, eval_str=True).parameters.values())[1:]
-    common = list(signature(_common, eval_str=True).parameters.values())
+    taken = {option.name for option in own}
+    # A command that has to do with versions of its own has no --version that says dcr's.
+    common = [option for option in signature(_common, eval_str=True).parameters.values() if option.name not in taken]
     first = Parameter("context", Parameter.KEYWORD_ONLY, annotation=typer.Context)
     named = [option.replace(kind=Parameter.KEYWORD_ONLY) for option in own]
 

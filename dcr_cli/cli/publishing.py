@@ -1,4 +1,4 @@
-"""The commands of who publishes: push."""
+"""The commands of who publishes: push, commit, anchor."""
 
 from __future__ import annotations
 
@@ -21,6 +21,11 @@ from dcr_cli.cli.quantities import seconds_of
 from dcr_cli.cli.session import Session
 
 Remote = Annotated[str, typer.Argument(metavar="REMOTE", help="A folder, or an address such as s3://bucket/path.")]
+Timeout = Annotated[str, typer.Option("--timeout", metavar="DURATION", help="How long to wait for receivers.")]
+SingleWriter = Annotated[
+    bool, typer.Option("--single-writer", help="Nothing else ever writes there; no exclusive create is needed.")
+]
+SignKey = Annotated[str | None, typer.Option("--sign-key", metavar="FILE", help="Sign with this Ed25519 private key.")]
 
 
 @command
@@ -54,18 +59,18 @@ def push(
     prepare: Annotated[
         bool, typer.Option("--prepare", help="Send everything but the commit; dcr commit makes the version exist.")
     ] = False,
+    wait_applied: Annotated[
+        int | None, typer.Option("--wait-applied", metavar="K", help="Return when K receivers are at the version.")
+    ] = None,
+    timeout: Timeout = "15m",
     ready: Annotated[
         str | None, typer.Option("--ready", metavar="FILE", help="Only once this file is in CHECKPOINT.")
     ] = None,
     settle: Annotated[
         str | None, typer.Option("--settle", metavar="DURATION", help="Only if no file is younger: 30s, 5m.")
     ] = None,
-    single_writer: Annotated[
-        bool, typer.Option("--single-writer", help="Nothing else ever writes there; no exclusive create is needed.")
-    ] = False,
-    sign_key: Annotated[
-        str | None, typer.Option("--sign-key", metavar="FILE", help="Sign with this Ed25519 private key.")
-    ] = None,
+    single_writer: SingleWriter = False,
+    sign_key: SignKey = None,
     label: Annotated[str, typer.Option("--label", metavar="TEXT", help="Who publishes, for people.")] = "",
     dry_run: Annotated[
         bool, typer.Option("--dry-run", "-n", help="Say what would be published; send nothing.")
@@ -90,6 +95,8 @@ def push(
             no_delta=no_delta,
             anchor_every=anchor_every,
             prepare=prepare,
+            wait_applied=wait_applied,
+            timeout_seconds=seconds_of(timeout, "--timeout"),
             ready=ready,
             settle_seconds=seconds_of(settle, "--settle") if settle is not None else 0.0,
             skip=skip or (),
@@ -104,3 +111,72 @@ def push(
         )
     session.note_idle(skip, checkpoint)
     return session.finish(result, lambda: pushes.push_lines(result))
+
+
+@command
+def commit(
+    session: Session,
+    remote: Remote,
+    version: Annotated[int | None, typer.Argument(metavar="[N]", help="The version. [default: the prepared one]")] = (
+        None
+    ),
+    quorum: Annotated[int, typer.Option("--quorum", metavar="K", help="Wait until K receivers have staged it.")] = 0,
+    timeout: Timeout = "15m",
+    receivers: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--receivers", metavar="KEY", help="Count only receivers that sign with this key; may be repeated."
+        ),
+    ] = None,
+    abort: Annotated[bool, typer.Option("--abort", help="Give the prepared version up.")] = False,
+    single_writer: SingleWriter = False,
+    storage_option: StorageOption = None,
+) -> int:
+    """Make the version exist that push --prepare has prepared, once enough receivers have staged it."""
+    from dcr_cli.commit import commit as run
+    from dcr_cli.report import pushes
+
+    result = run(
+        remote,
+        version,
+        quorum=quorum,
+        timeout_seconds=seconds_of(timeout, "--timeout"),
+        receivers=receivers or (),
+        abort=abort,
+        single_writer=single_writer,
+        storage_options=storage_options_of(storage_option),
+    )
+    return session.finish(result, lambda: pushes.commit_lines(result))
+
+
+@command
+def anchor(
+    session: Session,
+    checkpoint: Checkpoint,
+    remote: Remote,
+    version: Annotated[
+        int | None, typer.Option("--version", metavar="N", help="The version. [default: found by its state]")
+    ] = None,
+    sign_key: SignKey = None,
+    skip: Skip = None,
+    storage_option: StorageOption = None,
+    limit_rate: LimitRate = None,
+) -> int:
+    """Add the files of CHECKPOINT, which is at a version of REMOTE, as they are: a way in for new receivers."""
+    from dcr_cli.anchor import anchor as run
+    from dcr_cli.report import pushes
+
+    with session.progress() as progress:
+        result = run(
+            path_of(checkpoint, "CHECKPOINT"),
+            remote,
+            version=version,
+            skip=skip or (),
+            storage_options=storage_options_of(storage_option),
+            sign_key=path_of(sign_key, "--sign-key") if sign_key is not None else None,
+            limit_bytes_per_second=bytes_per_second_of(limit_rate),
+            jobs=session.jobs,
+            progress=progress,
+        )
+    session.note_idle(skip, checkpoint)
+    return session.finish(result, lambda: pushes.anchor_lines(result))

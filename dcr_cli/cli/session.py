@@ -84,7 +84,7 @@ class Session:
                 "retryable": failure.retryable,
             }
             with suppress(OSError):  # The exit code and standard error still tell.
-                self._write_json(failure.exit_code, {"error": error})
+                self._write_json(failure.exit_code, {"error": error, **failure.details})
         if failure.is_bug or os.environ.get("DCR_DEBUG") == "1":
             process.complain(failure.traceback)
         if failure.exit_code != process.CLOSED_PIPE:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from dcr_cli.checkpoint.digest import State
 from dcr_cli.delta.line import COMMIT_LIMIT
 from dcr_cli.errors import DamagedError, NotFoundError, WrongBaseError
 from dcr_cli.remote.keys import MOST_VERSION, commit_key
@@ -18,6 +19,8 @@ from dcr_cli.store.store import Store
 
 # So many commits are asked for at once.
 _AT_ONCE = 16
+# One of so many of the newest versions may be what a folder is at that nobody has said anything of.
+ADOPTED_VERSIONS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +101,14 @@ class Log:
             facts = f"its version {known.version} is another than the one that {seen_at} has seen"
             raise WrongBaseError(self._store.shown, facts, hint="give --version N to go back")
         return published
+
+    def find_state(self, state: State, newest: int) -> Published | None:
+        """The newest of the last 64 versions that is this state; None if none is."""
+        for version in range(newest, max(0, newest - ADOPTED_VERSIONS), -1):
+            published = self.require(version)
+            if published.version.target == state:
+                return published
+        return None
 
     def following(self, published: Published, last: int) -> list[Published]:
         """The versions after `published` up to `last`, each of which names the commit before it."""

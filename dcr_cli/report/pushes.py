@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from dcr_cli.errors import size
-from dcr_cli.report.people import Line, facts, share, state
+from dcr_cli.report.people import Line, facts, names, share, state
 
 if TYPE_CHECKING:
+    from dcr_cli.anchor import AnchorResult
+    from dcr_cli.commit import CommitResult
     from dcr_cli.push import PushResult
 
 
@@ -40,3 +42,22 @@ def _push_facts(result: PushResult) -> Iterator[tuple[str, str]]:
     if result.uploaded_bytes:
         yield "sent", size(result.uploaded_bytes)
     yield "state", state(result.target)
+
+
+def commit_lines(result: CommitResult) -> Iterator[Line]:
+    """What became of a prepared version."""
+    if not result.committed:
+        yield Line(f"given up: version {result.version} of {result.remote}", "bold")
+    elif result.already:
+        yield Line(f"already there: version {result.version} of {result.remote}", "bold")
+    else:
+        yield Line(f"committed: version {result.version} of {result.remote}", "bold")
+    if result.staged:
+        yield from facts([("staged", names(result.staged))])
+
+
+def anchor_lines(result: AnchorResult) -> Iterator[Line]:
+    """Which anchor was published."""
+    verb = "has one already" if result.already else "added"
+    yield Line(f"anchor {verb}: version {result.version} of {result.remote}", "bold")
+    yield from facts([("files", size(result.anchor_bytes)), ("sent", size(result.uploaded_bytes))])

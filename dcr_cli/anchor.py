@@ -1,0 +1,82 @@
+"""Adds the files of a version as they are, an anchor, to a remote (FORMAT 13.6)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from dcr_cli.checkpoint.checkpoint import open_checkpoint
+from dcr_cli.checkpoint.digest import State
+from dcr_cli.checkpoint.patterns import check_recorded_patterns
+from dcr_cli.content import Progress, Workers, read_state
+from dcr_cli.errors import WrongBaseError
+from dcr_cli.publisher.anchors import AnchorPlan, publish_anchor
+from dcr_cli.remote.history import require_history
+from dcr_cli.remote.keys import anchor_key
+from dcr_cli.remote.log import Log
+from dcr_cli.remote.signing import load_signing_key
+from dcr_cli.remote.version import Published
+from dcr_cli.store.opening import open_store
+from dcr_cli.work import threads
+
+__all__ = ["AnchorResult", "anchor"]
+
+
+@dataclass(frozen=True, slots=True)
+class AnchorResult:
+    """What was published. `already`: the version had an anchor."""
+
+    remote: str
+    checkpoint: str
+    version: int
+    id: str
+    target: State
+    anchor_bytes: int
+    uploaded_bytes: int
+    already: bool
+
+
+def anchor(
+    checkpoint: str | os.PathLike[str],
+    remote: str | os.PathLike[str],
+    *,
+    version: int | None = None,
+    skip: Sequence[str] = (),
+    storage_options: Mapping[str, object] | None = None,
+    sign_key: str | os.PathLike[str] | None = None,
+    limit_bytes_per_second: int | None = None,
+    jobs: int | None = None,
+    progress: Progress | None = None,
+) -> AnchorResult:
+    """Publish the files of `checkpoint`, which is at a version of `remote`, as that version's anchor.
+
+    Without `version` it is the one of the newest 64 that the checkpoint is at. Raises WrongBaseError if it is at none,
+    NotFoundError, DamagedError, ConflictError (the checkpoint changes meanwhile), TransportError.
+    """
+    check_recorded_patterns(skip)
+    key = load_signing_key(sign_key) if sign_key is not None else None
+    source = open_checkpoint(checkpoint, skip=skip)
+    with open_store(remote, storage_options) as store:
+        log = Log(store, require_history(store).id)
+        with Workers(threads(jobs), "read", progress) as workers, source.reader() as reader:
+            state, _ = read_state(workers, source, reader)
+        found = _version_at(log, state, version)
+        if found is None:
+            facts = f"is not at version {version}" if version is not None else "is at none of the newest versions"
+            raise WrongBaseError(str(source.root), f"{facts} of {store.shown}", hint="dcr verify --remote compares")
+        place = found.version.place
+        is_there = store.stat(anchor_key(place), is_denied_absent=True) is not None
+        size = sum(identity.size for identity in source.identities.values())
+        sent = 0
+        if not is_there:
+            plan = AnchorPlan(log.history, place, state)
+            sent = publish_anchor(store, source, plan, key=key, jobs=threads(jobs), progress=progress).sent_bytes
+        return AnchorResult(store.shown, str(source.root), place.version, place.id, state, size, sent, is_there)
+
+
+def _version_at(log: Log, state: State, version: int | None) -> Published | None:
+    if version is not None:
+        found = log.require(version)
+        return found if found.version.target == state else None
+    return log.find_state(state, log.newest(0))
