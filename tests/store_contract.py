@@ -1,18 +1,17 @@
-"""What every store does, whatever is behind it, as one class of tests; and faults of backends, by name."""
+"""What every store does, whatever is behind it, as one class of tests."""
 
 from __future__ import annotations
 
 import io
 import multiprocessing
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, BinaryIO
+from typing import Any
 
 import pytest
 
 from dcr_cli.errors import DamagedError, NotFoundError
-from dcr_cli.store.backend import Answer, Backend, DeniedError, Entry, Status, TransientError
 from dcr_cli.store.opening import open_store
 from dcr_cli.store.retry import Patience
 from dcr_cli.store.store import Store
@@ -278,150 +277,3 @@ def check_wins(store: Store, folder: str, wins: list[list[bool]]) -> None:
         winners = [number for number, each in enumerate(wins) if each[turn]]
         assert len(winners) == 1, f"round {turn}: {winners}"
         assert store.get(f"{folder}/{turn}", most_bytes=MOST) == b"%d" % winners[0]
-
-
-class Wrapped:
-    """A backend that does what another does; the faults below change one thing of it."""
-
-    def __init__(self, backend: Backend) -> None:
-        self.backend = backend
-
-    @property
-    def can_create(self) -> bool:
-        return self.backend.can_create
-
-    def read(self, key: str, begin: int, size: int | None) -> Answer:
-        return self.backend.read(key, begin, size)
-
-    def write(self, key: str, data: bytes | BinaryIO, size: int) -> None:
-        self.backend.write(key, data, size)
-
-    def create(self, key: str, data: bytes) -> bool:
-        return self.backend.create(key, data)
-
-    def status(self, key: str) -> Status | None:
-        return self.backend.status(key)
-
-    def entries(self, prefix: str) -> Iterator[Entry]:
-        return self.backend.entries(prefix)
-
-    def remove(self, key: str) -> None:
-        self.backend.remove(key)
-
-    def close(self) -> None:
-        self.backend.close()
-
-
-class FailsCalls(Wrapped):
-    """The first `count` calls of each kind come to nothing."""
-
-    def __init__(self, backend: Backend, count: int, after_seconds: float = 0.0) -> None:
-        super().__init__(backend)
-        self.counts: dict[str, int] = {}
-        self.count = count
-        self.after_seconds = after_seconds
-
-    def _call(self, name: str) -> None:
-        self.counts[name] = self.counts.get(name, 0) + 1
-        if self.counts[name] <= self.count:
-            raise TransientError("answers with status 503", after_seconds=self.after_seconds)
-
-    def read(self, key: str, begin: int, size: int | None) -> Answer:
-        self._call("read")
-        return super().read(key, begin, size)
-
-    def write(self, key: str, data: bytes | BinaryIO, size: int) -> None:
-        if not isinstance(data, bytes) and self.counts.get("write", 0) < self.count:
-            data.read(3)
-        self._call("write")
-        super().write(key, data, size)
-
-    def create(self, key: str, data: bytes) -> bool:
-        self._call("create")
-        return super().create(key, data)
-
-    def status(self, key: str) -> Status | None:
-        self._call("status")
-        return super().status(key)
-
-    def entries(self, prefix: str) -> Iterator[Entry]:
-        yield from super().entries(prefix)
-        self._call("entries")
-
-    def remove(self, key: str) -> None:
-        self._call("remove")
-        super().remove(key)
-
-
-class LosesTheAnswer(Wrapped):
-    """The first write or create takes effect, but nobody is told; `then` happens before the next call."""
-
-    def __init__(self, backend: Backend, then: Callable[[], object] = lambda: None) -> None:
-        super().__init__(backend)
-        self.is_lost = False
-        self.then = then
-
-    def _lose(self) -> None:
-        if not self.is_lost:
-            self.is_lost = True
-            self.then()
-            raise TransientError("did not answer in 30 s")
-
-    def write(self, key: str, data: bytes | BinaryIO, size: int) -> None:
-        super().write(key, data, size)
-        self._lose()
-
-    def create(self, key: str, data: bytes) -> bool:
-        is_ours = super().create(key, data)
-        self._lose()
-        return is_ours
-
-
-class Truncates(Wrapped):
-    """The first `count` bodies end after `size` bytes, whatever was announced."""
-
-    def __init__(self, backend: Backend, count: int, size: int) -> None:
-        super().__init__(backend)
-        self.count = count
-        self.size = size
-
-    def read(self, key: str, begin: int, size: int | None) -> Answer:
-        answer = super().read(key, begin, size)
-        if self.count == 0:
-            return answer
-        self.count -= 1
-        data = b"".join(answer.chunks)[: self.size]
-        return replace(answer, chunks=iter((data,)))
-
-
-class IgnoresRanges(Wrapped):
-    def read(self, key: str, begin: int, size: int | None) -> Answer:
-        return super().read(key, 0, None)
-
-
-class IgnoresTheCondition(Wrapped):
-    def create(self, key: str, data: bytes) -> bool:
-        self.write(key, data, len(data))
-        return True
-
-
-class ListsLate(Wrapped):
-    """Nothing that was written is listed."""
-
-    def entries(self, prefix: str) -> Iterator[Entry]:
-        return iter(())
-
-
-class DeniesTheAbsent(Wrapped):
-    """As an object store whose user may not list."""
-
-    def read(self, key: str, begin: int, size: int | None) -> Answer:
-        if super().status(key) is None:
-            raise DeniedError("status 403")
-        return super().read(key, begin, size)
-
-    def status(self, key: str) -> Status | None:
-        status = super().status(key)
-        if status is None:
-            raise DeniedError("status 403")
-        return status

@@ -29,24 +29,18 @@ from dcr_cli.store.location import locate
 from dcr_cli.store.memory import MemoryBackend
 from dcr_cli.store.opening import open_store
 from dcr_cli.store.store import MOST_CREATED_BYTES, Store
-from store_contract import (
-    BIG,
-    MOST,
-    Clock,
+from store_contract import BIG, MOST, Clock, Place, RaceOfProcesses, ReadContract, StoreContract
+from store_servers import Bucket, bucket_server, file_server, moto_server, sftp_server
+from store_wrappers import (
     DeniesTheAbsent,
     FailsCalls,
     IgnoresRanges,
     IgnoresTheCondition,
     ListsLate,
     LosesTheAnswer,
-    Place,
-    RaceOfProcesses,
-    ReadContract,
-    StoreContract,
     Truncates,
     Wrapped,
 )
-from store_servers import Bucket, bucket_server, file_server, moto_server, sftp_server
 
 SECRET = "hunter2SECRET"
 
@@ -333,7 +327,7 @@ class TestBodies:
         store = wrapped(IgnoresRanges(backend), clock)
         assert store.get_range("a", 3 << 20, 5) == BIG[3 << 20 : (3 << 20) + 5]
         assert b"".join(store.stream("a", begin=len(BIG) - 3)) == BIG[-3:]
-        monkeypatch.setattr("dcr_cli.store.store.MOST_SKIPPED_BYTES", 1000)
+        monkeypatch.setattr("dcr_cli.store.body.MOST_SKIPPED_BYTES", 1000)
         with pytest.raises(TransportError, match="ignores ranges"):
             store.get_range("a", 1001, 5)
 

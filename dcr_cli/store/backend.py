@@ -8,13 +8,16 @@ and with them secrets.
 
 from __future__ import annotations
 
+import re
+import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
-from typing import BinaryIO, Protocol, Self
+from typing import Protocol, Self
 
 # How much of a body is handed on at a time, at most.
 CHUNK_BYTES = 1 << 20
+_LEFTOVER = re.compile(r"(?:[^/]+/)*\.[0-9a-f]{16}\.new")
 
 
 class FaultError(Exception):
@@ -102,6 +105,13 @@ class Answer:
         self.close()
 
 
+class Readable(Protocol):
+    """What a body is read from."""
+
+    def read(self, size: int, /) -> bytes:
+        """The next `size` bytes; fewer at the end, none after it."""
+
+
 class Backend(Protocol):
     """One kind of store. Keys are safe relative paths; several threads may use it at once."""
 
@@ -112,7 +122,7 @@ class Backend(Protocol):
     def read(self, key: str, begin: int, size: int | None) -> Answer:
         """Read `size` bytes from `begin` on, or all from there on."""
 
-    def write(self, key: str, data: bytes | BinaryIO, size: int) -> None:
+    def write(self, key: str, data: bytes | Readable, size: int) -> None:
         """Write an object of `size` bytes over whatever has the key; nobody sees a part of it under the key."""
 
     def create(self, key: str, data: bytes) -> bool:
@@ -125,13 +135,27 @@ class Backend(Protocol):
         """All objects whose keys start with `prefix`, which is empty or ends in a slash, in any order."""
 
     def remove(self, key: str) -> None:
-        """Remove an object; one that is not there may be AbsentError."""
+        """Remove an object, or what `leftovers` named; what is not there may be AbsentError."""
+
+    def leftovers(self, prefix: str) -> Iterator[Entry]:
+        """What writers that were killed left below `prefix`, as `new_name` called it; `entries` leaves it out."""
 
     def close(self) -> None:
         """Let go of connections."""
 
 
-def parts(data: bytes | BinaryIO, size: int = CHUNK_BYTES) -> Iterator[bytes]:
+def new_name(key: str) -> str:
+    """A name, beside that of `key`, for what is being written; no key is such a name."""
+    above, slash, _ = key.rpartition("/")
+    return f"{above}{slash}.{secrets.token_hex(8)}.new"
+
+
+def is_leftover(key: str) -> bool:
+    """Whether this is such a name, and not that of an object or of anybody else's file."""
+    return _LEFTOVER.fullmatch(key) is not None
+
+
+def parts(data: bytes | Readable, size: int = CHUNK_BYTES) -> Iterator[bytes]:
     """What is to be written, in parts of at most `size` bytes."""
     if isinstance(data, bytes):
         for begin in range(0, len(data), size):

@@ -16,7 +16,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
 from email.message import Message
-from typing import IO, BinaryIO
+from typing import IO
 from urllib.parse import quote, urlsplit
 
 from dcr_cli.errors import UnsupportedError, UsageError
@@ -29,6 +29,7 @@ from dcr_cli.store.backend import (
     FaultError,
     OutsideError,
     PermanentError,
+    Readable,
     Status,
     TransientError,
 )
@@ -38,11 +39,14 @@ TIMEOUT_SECONDS = 30.0
 _OPTIONS = ("username", "password", "token", "headers")
 _TRANSIENT = frozenset((408, 425, 429, 500, 502, 503, 504))
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
+# What a path that is given as an address may have as it is, % for what is written so already.
+_IN_PATHS = "/%:@!$&'()*+,;=~"
 _PAGE_NAMES = (".html", ".htm", ".xhtml")
 
 
 class HttpBackend:
-    """The objects below an address. Options: `username` and `password`, or `token`; `headers` to send along."""
+    """The objects below an address. Options: `username` and `password`, or `token`; `headers` to send along,
+    as a mapping or as one "Name: value"."""
 
     can_create = False
 
@@ -51,7 +55,7 @@ class HttpBackend:
         if unknown:
             raise UsageError(location.shown, f"storage option {unknown[0]} is not one of {', '.join(_OPTIONS)}")
         self._shown = location.shown
-        self._root = location.shown
+        self._root = _address_of(location)
         self._query = f"?{location.query}" if location.query else ""
         self._headers = _headers_of(location, options)
         self._opener = urllib.request.build_opener(_Redirects)
@@ -73,15 +77,21 @@ class HttpBackend:
                 size, modified = _length(response), _modified(response)
         except AbsentError:
             return None
-        except PermanentError:
-            # Not every server knows HEAD.
-            with self.read(key, 0, 1) as answer:
-                size, modified = answer.total, None
+        except (PermanentError, DeniedError):
+            # Not every server knows HEAD, and a signature may be one for GET alone.
+            try:
+                with self._open(key, "GET", {"Range": "bytes=0-0"}) as response:
+                    size, modified = _answer(response, key, 0).total, _modified(response)
+            except AbsentError:
+                return None
+            except OutsideError:
+                # Of an empty object there is no first byte.
+                size, modified = 0, None
         if size is None:
             raise PermanentError("the answer does not say how long it is")
         return Status(size, modified)
 
-    def write(self, key: str, data: bytes | BinaryIO, size: int) -> None:
+    def write(self, key: str, data: bytes | Readable, size: int) -> None:
         raise self._read_only()
 
     def create(self, key: str, data: bytes) -> bool:
@@ -92,6 +102,9 @@ class HttpBackend:
 
     def remove(self, key: str) -> None:
         raise self._read_only()
+
+    def leftovers(self, prefix: str) -> Iterator[Entry]:
+        raise UnsupportedError(self._shown, "a web server lists nothing")
 
     def close(self) -> None:
         pass
@@ -110,6 +123,8 @@ class HttpBackend:
                 fault = _fault_of(error.code, error.headers)
         except (OSError, http.client.HTTPException) as error:
             fault = _broken(error)
+        except ValueError:
+            fault = PermanentError("redirects to what is no address")
         raise fault
 
 
@@ -146,11 +161,28 @@ def _plain(headers: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in headers.items() if name.lower() in ("range", "accept-encoding")}
 
 
+def _address_of(location: Location) -> str:
+    """The root as requests have it: a character that an address cannot have is written as one can."""
+    host: bytes | None = b""
+    try:
+        host = location.host.encode("idna") if location.host else b""
+    except UnicodeError:
+        host = None
+    if not host or not location.host.isprintable() or " " in location.host:
+        raise UsageError(f"{location.protocol}://", "names no host")
+    port = f":{location.port}" if location.port is not None else ""
+    return f"{location.protocol}://{host.decode('ascii')}{port}{quote(location.path, safe=_IN_PATHS)}"
+
+
 def _headers_of(location: Location, options: Mapping[str, object]) -> dict[str, str]:
     headers = {"Accept-Encoding": "identity", "User-Agent": "dcr"}
-    given = options.get("headers")
-    if isinstance(given, Mapping):
-        headers |= {str(name): str(value) for name, value in given.items()}
+    given = options.get("headers", {})
+    if isinstance(given, str):
+        name, colon, value = given.partition(":")
+        given = {name.strip(): value.strip()} if colon else None
+    if not isinstance(given, Mapping):
+        raise UsageError(location.shown, 'the storage option headers is not like "Name: value"')
+    headers |= {str(name): str(value) for name, value in given.items()}
     user = options.get("username", location.user)
     password = options.get("password", location.password)
     if "token" in options:
@@ -158,8 +190,8 @@ def _headers_of(location: Location, options: Mapping[str, object]) -> dict[str, 
     elif user is not None:
         pair = f"{user}:{password if password is not None else ''}".encode()
         headers["Authorization"] = f"Basic {base64.b64encode(pair).decode('ascii')}"
-    if any(not (name + value).isprintable() for name, value in headers.items()):
-        raise UsageError(location.shown, "a storage option has a line break or another control character")
+    if any(not ((name + value).isprintable() and (name + value).isascii()) for name, value in headers.items()):
+        raise UsageError(location.shown, "a storage option has a character that no header can have, as a line break")
     return headers
 
 
@@ -219,7 +251,7 @@ def _modified(response: http.client.HTTPResponse) -> float | None:
     text = response.headers.get("Last-Modified")
     try:
         return None if text is None else email.utils.parsedate_to_datetime(text).timestamp()
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
 
 
@@ -245,6 +277,8 @@ def _broken(error: OSError | http.client.HTTPException) -> FaultError:
     reason = getattr(error, "reason", error)
     if isinstance(reason, ssl.SSLCertVerificationError):
         return PermanentError("its certificate is not to be trusted")
+    if isinstance(reason, http.client.InvalidURL):
+        return PermanentError("redirects to what is no address")
     if isinstance(reason, TimeoutError):
         return TransientError(f"did not answer in {TIMEOUT_SECONDS:.0f} s")
     if isinstance(reason, socket.gaierror):

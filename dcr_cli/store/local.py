@@ -2,22 +2,31 @@
 
 A file is written beside its place under a name that starts with a dot, synced, and then given its name: by a rename,
 or by one that fails if something has it. No link below the root is followed, so nothing outside is read or changed.
-A process that is killed leaves such a file, which no listing shows.
+A process that is killed leaves such a file, which `leftovers` shows and `entries` does not.
 """
 
 from __future__ import annotations
 
 import os
-import secrets
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
 
 from dcr_cli.durable import File, Folder, open_folder
-from dcr_cli.errors import DcrError
-from dcr_cli.store.backend import CHUNK_BYTES, AbsentError, Answer, Entry, OutsideError, Status, parts
+from dcr_cli.errors import LocalError
+from dcr_cli.store.backend import (
+    CHUNK_BYTES,
+    AbsentError,
+    Answer,
+    Entry,
+    OutsideError,
+    Readable,
+    Status,
+    is_leftover,
+    new_name,
+    parts,
+)
 
 
 class LocalBackend:
@@ -41,7 +50,7 @@ class LocalBackend:
         tag = f"{status.st_dev}:{status.st_ino}:{status.st_mtime_ns}"
         return Answer(begin, end - begin, status.st_size, _chunks(file, begin, end), tag, file.close)
 
-    def write(self, key: str, data: bytes | BinaryIO, size: int) -> None:
+    def write(self, key: str, data: bytes | Readable, size: int) -> None:
         self._publish(key, data, lambda folder, new: folder.rename(new, folder, key))
 
     def create(self, key: str, data: bytes) -> bool:
@@ -62,16 +71,22 @@ class LocalBackend:
         return None if status is None or not stat.S_ISREG(status.st_mode) else _status(status)
 
     def entries(self, prefix: str) -> Iterator[Entry]:
-        with self._opened() as root:
-            if root is None or (prefix and not _is_folder(root.status(prefix.rstrip("/")))):
-                return
-            yield from _walk(root, prefix)
+        return (entry for entry in self._files(prefix) if not entry.key.rpartition("/")[2].startswith("."))
+
+    def leftovers(self, prefix: str) -> Iterator[Entry]:
+        return (entry for entry in self._files(prefix) if is_leftover(entry.key))
 
     def remove(self, key: str) -> None:
         with self._opened() as folder:
-            if folder is not None and folder.status(key) is not None:
-                folder.remove(key, missing_ok=True)
+            if folder is None or folder.status(key) is None:
+                return
+            try:
+                folder.remove(key)
                 folder.sync(key.rpartition("/")[0])
+            except LocalError as error:
+                # Somebody else was faster.
+                if not isinstance(error.__cause__, FileNotFoundError):
+                    raise
 
     def close(self) -> None:
         pass
@@ -85,10 +100,14 @@ class LocalBackend:
         with open_folder(self._root) as folder:
             yield folder
 
-    def _publish(self, key: str, data: bytes | BinaryIO, put_in_place: Callable[[Folder, str], None]) -> None:
+    def _files(self, prefix: str) -> Iterator[Entry]:
+        with self._opened() as root:
+            if root is not None and (not prefix or _is_folder(root.status(prefix.rstrip("/")))):
+                yield from _walk(root, prefix)
+
+    def _publish(self, key: str, data: bytes | Readable, put_in_place: Callable[[Folder, str], None]) -> None:
         """Write a file of its own, durably, and give it its place; it is gone if that fails."""
-        above, slash, _ = key.rpartition("/")
-        new = f"{above}{slash}.{secrets.token_hex(8)}.new"
+        new = new_name(key)
         self._make_root()
         with open_folder(self._root) as folder:
             folder.make_parents(key)
@@ -100,10 +119,10 @@ class LocalBackend:
                         at += len(part)
                     file.sync()
                 put_in_place(folder, new)
-            except (DcrError, OSError):
+            except BaseException:
                 folder.remove(new, missing_ok=True)
                 raise
-            folder.sync(above)
+            folder.sync(key.rpartition("/")[0])
 
     def _make_root(self) -> None:
         if self._root.is_dir():
@@ -123,15 +142,19 @@ def _chunks(file: File, begin: int, end: int) -> Iterator[bytes]:
 
 
 def _walk(root: Folder, prefix: str) -> Iterator[Entry]:
-    folder = prefix.rstrip("/")
-    with root.open_folder(folder or ".") as opened:
+    """All files but those in folders that start with a dot; what goes away meanwhile may be among them or not."""
+    opened = root.find_folder(prefix.rstrip("/") or ".")
+    if opened is None:
+        return
+    with opened:
         names = opened.names()
     for name in names:
-        status = None if name.startswith(".") else root.status(prefix + name)
+        status = root.status(prefix + name)
         if status is None:
             continue
         if stat.S_ISDIR(status.st_mode):
-            yield from _walk(root, f"{prefix}{name}/")
+            if not name.startswith("."):
+                yield from _walk(root, f"{prefix}{name}/")
         elif stat.S_ISREG(status.st_mode):
             known = _status(status)
             yield Entry(prefix + name, known.size, known.modified)

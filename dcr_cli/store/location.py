@@ -14,6 +14,7 @@ from dcr_cli.errors import NOT_SET, UnsupportedError, UsageError
 
 _PROTOCOL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _CHAIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(://[^?#]*)?::[A-Za-z]")
+_ONE_SLASH = re.compile(r"(file|local|memory|https?|s3a?|gc?s|az|abfss?|sftp|ssh):/?(?!/)", re.IGNORECASE)
 _WITH_QUERY = frozenset(("http", "https"))
 # Where a user name is part of what the address means: an account there, or a container.
 _WITH_USER = frozenset(("sftp", "ssh", "abfs", "abfss"))
@@ -41,6 +42,10 @@ def locate(url: str | os.PathLike[str]) -> Location:
     if _CHAIN.match(text):
         raise UnsupportedError("remote", "an address made of several, with ::, is not one of a remote")
     match = _PROTOCOL.match(text)
+    if match is None and (missed := _ONE_SLASH.match(text)):
+        raise UsageError(
+            "remote", f"an address of {missed[1]} begins with {missed[1]}://", hint=f"a folder: ./{missed[1]}:"
+        )
     if match is None:
         return _folder(text, text)
     protocol = match.group(1).lower()
@@ -71,7 +76,8 @@ def _split(protocol: str, text: str) -> Location:
     if protocol not in _WITH_QUERY and parts.query:
         raise UsageError(f"{protocol}://", "has a query; give what it says as storage options")
     if parts.fragment:
-        raise UsageError(f"{protocol}://", "has a fragment: write # as %23")
+        written = "write # as %23" if protocol in _WITH_QUERY else "no # can be part of it"
+        raise UsageError(f"{protocol}://", f"has a fragment: {written}")
     # Buckets have names with capitals and underscores, which `hostname` would change.
     host = parts.netloc.rpartition("@")[2]
     host = host[: -len(f":{port}")] if port is not None else host.removesuffix(":")

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from typing import BinaryIO
 
 from fsspec.implementations.memory import MemoryFileSystem
 
-from dcr_cli.store.backend import AbsentError, Answer, Entry, OutsideError, Status, parts
+from dcr_cli.store.backend import AbsentError, Answer, Entry, OutsideError, Readable, Status, parts
 
 # One for all: fsspec's objects are the process's, and its files know nothing of threads.
 _lock = threading.Lock()
@@ -34,7 +33,7 @@ class MemoryBackend:
         body = data[begin:] if size is None else data[begin : begin + size]
         return Answer(begin, len(body), len(data), parts(body), str(id(file)))
 
-    def write(self, key: str, data: bytes | BinaryIO, size: int) -> None:
+    def write(self, key: str, data: bytes | Readable, size: int) -> None:
         whole = b"".join(parts(data))
         with _lock:
             self._files.pipe_file(self._path(key), whole)
@@ -62,6 +61,9 @@ class MemoryBackend:
     def remove(self, key: str) -> None:
         with _lock:
             self._files.store.pop(self._path(key), None)
+
+    def leftovers(self, prefix: str) -> Iterator[Entry]:
+        return iter(())
 
     def close(self) -> None:
         pass

@@ -1,24 +1,21 @@
 """S3, Google Cloud Storage and Azure Blob Storage as backends, through obstore.
 
 An exclusive create is one single put with the cloud's own condition: If-None-Match on S3 and Azure, a generation on
-Google's. obstore retries nothing for us, but the parts of a multipart upload: only it can send one of them again.
+Google's. obstore retries nothing for us but what is sent in large requests, among them the parts of a multipart upload:
+only it can send one of them again. Its threads do not outlive a fork, after which it would wait for them for ever.
 """
 
 from __future__ import annotations
 
-import re
+import os
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from importlib import import_module
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, TypeVar
 
 import obstore
 from obstore.exceptions import (
-    AlreadyExistsError,
     BaseError,
-    PermissionDeniedError,
-    PreconditionError,
-    UnauthenticatedError,
     UnknownConfigurationKeyError,
 )
 from obstore.store import AzureStore, GCSStore, S3Store
@@ -30,16 +27,15 @@ from dcr_cli.store.backend import (
     Answer,
     DeniedError,
     Entry,
-    FaultError,
-    MissingRootError,
     OutsideError,
     PermanentError,
+    Readable,
     Status,
-    TransientError,
     parts,
 )
 from dcr_cli.store.clouds import Cloud, cloud_of
 from dcr_cli.store.location import Location
+from dcr_cli.store.object_faults import RangeIgnoredError, TakenError, fault_of
 
 T = TypeVar("T")
 
@@ -48,42 +44,30 @@ _STORES: dict[str, Callable[..., S3Store | GCSStore | AzureStore]] = {
     "GCS": GCSStore,
     "Azure": AzureStore,
 }
-# A request may take this long in all; one that moves nothing for the shorter time is given up.
-_CLIENT_OPTIONS = {
-    "timeout": timedelta(minutes=10),
-    "read_timeout": timedelta(seconds=60),
+# A body that comes may take for ever, if something of it comes every so often. What the library calls a time for
+# reading runs while a body goes up too, so it is only for small ones; a large one has a time for all of it.
+_READING = {
+    "timeout": timedelta(days=1),
+    "read_timeout": timedelta(seconds=30),
     "connect_timeout": timedelta(seconds=10),
 }
-_PART_RETRIES = {"max_retries": 5, "retry_timeout": timedelta(minutes=2)}
+_SENDING = {
+    "timeout": timedelta(minutes=20),
+    "read_timeout": timedelta(minutes=20),
+    "connect_timeout": timedelta(seconds=10),
+}
+# As many as the time allows: between them it waits up to 15 s.
+_SENDING_RETRIES = {"max_retries": 20, "retry_timeout": timedelta(minutes=2)}
+_MOST_SMALL_BYTES = 1 << 20
 MOST_SINGLE_PUT_BYTES = 16 << 20
 _PART_BYTES = 8 << 20
 _MOST_PARTS = 9_000
-_MOST_OBJECT_BYTES = 5 << 40
+MOST_OBJECT_BYTES = 5 << 40
 _CONCURRENT_PARTS = 4
+_MOST_CONCURRENT_BYTES = 256 << 20
 
-_STATUS = re.compile(r"status code: (\d{3})")
-_CODE = re.compile(r"<Code>(\w{1,64})</Code>")
-# The services that machines of a cloud get credentials from: asked when there are no others.
-_METADATA = re.compile(r"169\.254\.169\.254|169\.254\.170\.2|metadata\.google\.internal")
-_NO_ROOT = frozenset(("NoSuchBucket", "ContainerNotFound"))
-_NOT_OUR_KEY = frozenset(
-    (
-        "ExpiredToken",
-        "InvalidAccessKeyId",
-        "InvalidToken",
-        "AuthenticationFailed",
-        "QuotaExceeded",
-        "RequestTimeTooSkewed",
-        "SignatureDoesNotMatch",
-    )
-)
-_TRANSIENT = frozenset((408, 409, 429, 500, 502, 503, 504))
-_MAY_PASS = frozenset(("InternalError", "RequestTimeout", "ServiceUnavailable", "SlowDown", "OperationAborted"))
-_HINTS = {
-    "ExpiredToken": "get new credentials",
-    "RequestTimeTooSkewed": "set this machine's clock",
-    "QuotaExceeded": "make room in the store",
-}
+# The process in which the library's threads run, from its first request on.
+_process: int | None = None
 
 
 class ObjectBackend:
@@ -94,48 +78,55 @@ class ObjectBackend:
     def __init__(self, location: Location, options: Mapping[str, object]) -> None:
         cloud = cloud_of(location, options)
         self._prefix = f"{cloud.prefix}/" if cloud.prefix else ""
-        self._store = _open(location, cloud, {"max_retries": 0})
-        self._uploader = _open(location, cloud, _PART_RETRIES)
+        self._store = _open(location, cloud, _READING, {"max_retries": 0})
+        self._sender = _open(location, cloud, _SENDING, _SENDING_RETRIES)
         self._shown = location.shown
 
     def read(self, key: str, begin: int, size: int | None) -> Answer:
         is_ranged = begin > 0 or size is not None
         try:
             return self._read(key, begin, size, is_ranged=is_ranged)
-        except _RangeIgnoredError:
+        except RangeIgnoredError:
             pass
         return self._read(key, 0, None, is_ranged=False)
 
-    def write(self, key: str, data: bytes | BinaryIO, size: int) -> None:
+    def write(self, key: str, data: bytes | Readable, size: int) -> None:
         if size <= MOST_SINGLE_PUT_BYTES:
             whole = data if isinstance(data, bytes) else data.read(size)
-            _asked(lambda: obstore.put(self._store, self._path(key), whole, use_multipart=False))
+            store = self._store if size <= _MOST_SMALL_BYTES else self._sender
+            _asked(lambda: obstore.put(store, self._path(key), whole, use_multipart=False))
             return
-        if size > _MOST_OBJECT_BYTES:
-            raise UnsupportedError(f"{self._shown}/{key}", f"has {size} bytes, an object at most {_MOST_OBJECT_BYTES}")
-        part_bytes = max(_PART_BYTES, -(-size // _MOST_PARTS))
+        if size > MOST_OBJECT_BYTES:
+            raise UnsupportedError(f"{self._shown}/{key}", f"has {size} bytes, an object at most {MOST_OBJECT_BYTES}")
+        part_bytes, concurrent_parts = parts_of(size)
         _asked(
             lambda: obstore.put(
-                self._uploader,
+                self._sender,
                 self._path(key),
                 parts(data, part_bytes),
                 chunk_size=part_bytes,
-                max_concurrency=_CONCURRENT_PARTS,
+                max_concurrency=concurrent_parts,
             )
         )
 
     def create(self, key: str, data: bytes) -> bool:
         try:
             _asked(lambda: obstore.put(self._store, self._path(key), data, mode="create", use_multipart=False))
-        except _TakenError:
+        except TakenError:
             return False
         return True
 
     def status(self, key: str) -> Status | None:
         try:
             meta = _asked(lambda: obstore.head(self._store, self._path(key)))
-        except AbsentError:
-            return None
+        except (AbsentError, DeniedError):
+            # The answer to a HEAD has no body to say whether it is the object, the bucket or the key that is wrong.
+            try:
+                meta = self._get(key, 0, 1, is_ranged=True).meta
+            except AbsentError:
+                return None
+            except (OutsideError, RangeIgnoredError):
+                meta = self._get(key, 0, None, is_ranged=False).meta
         return Status(meta["size"], meta["last_modified"].timestamp())
 
     def entries(self, prefix: str) -> Iterator[Entry]:
@@ -148,6 +139,9 @@ class ObjectBackend:
     def remove(self, key: str) -> None:
         _asked(lambda: obstore.delete(self._store, self._path(key)))
 
+    def leftovers(self, prefix: str) -> Iterator[Entry]:
+        return iter(())
+
     def close(self) -> None:
         pass
 
@@ -155,23 +149,29 @@ class ObjectBackend:
         return self._prefix + key
 
     def _read(self, key: str, begin: int, size: int | None, *, is_ranged: bool) -> Answer:
-        chosen: Any = {"offset": begin} if size is None else (begin, begin + size)
-        result = _asked(
-            lambda: obstore.get(self._store, self._path(key), options={"range": chosen} if is_ranged else None)
-        )
+        result = self._get(key, begin, size, is_ranged=is_ranged)
         first, end = result.range
         return Answer(first, end - first, result.meta["size"], _chunks(result), result.meta["e_tag"])
 
-
-class _TakenError(FaultError):
-    """The condition of a put was not met."""
-
-
-class _RangeIgnoredError(FaultError):
-    """A range was asked for, and the whole object came."""
+    def _get(self, key: str, begin: int, size: int | None, *, is_ranged: bool) -> obstore.GetResult:
+        chosen: Any = {"offset": begin} if size is None else (begin, begin + size)
+        return _asked(
+            lambda: obstore.get(self._store, self._path(key), options={"range": chosen} if is_ranged else None)
+        )
 
 
-def _open(location: Location, cloud: Cloud, retry_config: Any) -> S3Store | GCSStore | AzureStore:
+def parts_of(size: int) -> tuple[int, int]:
+    """In parts of how many bytes a large object goes up, and how many of them at a time.
+
+    The clouds take 10 000 parts; what is under way at a time is in memory.
+    """
+    part_bytes = max(_PART_BYTES, -(-size // _MOST_PARTS))
+    return part_bytes, max(1, min(_CONCURRENT_PARTS, _MOST_CONCURRENT_BYTES // part_bytes))
+
+
+def _open(
+    location: Location, cloud: Cloud, times: Mapping[str, timedelta], retry_config: Any
+) -> S3Store | GCSStore | AzureStore:
     arguments: dict[str, Any] = dict(cloud.settings)
     if cloud.profile is not None:
         arguments["credential_provider"] = _asking(location, cloud.profile)
@@ -179,7 +179,7 @@ def _open(location: Location, cloud: Cloud, retry_config: Any) -> S3Store | GCSS
     try:
         return _STORES[cloud.kind](
             cloud.bucket,
-            client_options={**_CLIENT_OPTIONS, **cloud.client_options},
+            client_options={**times, **cloud.client_options},
             retry_config=retry_config,
             **arguments,
         )
@@ -214,46 +214,15 @@ def _chunks(result: obstore.GetResult) -> Iterator[bytes]:
 
 def _asked(call: Callable[[], T]) -> T:
     """Return what obstore answers, or raise the fault that its error is, which then has no part of its text."""
+    global _process
+    _process = _process or os.getpid()
+    if _process != os.getpid():
+        raise PermanentError(
+            "cannot be reached from a process made by fork after its parent had used such a store",
+            hint="start processes by spawn, or open stores after the fork only",
+        )
     try:
         return call()
     except (BaseError, FileNotFoundError) as error:
-        fault = _fault_of(error)
+        fault = fault_of(error)
     raise fault
-
-
-def _fault_of(error: BaseError | FileNotFoundError) -> FaultError:
-    text = str(error)
-    match, named = _STATUS.search(text), _CODE.search(text)
-    status, code = int(match[1]) if match else 0, named[1] if named else ""
-    reason = " ".join(filter(None, (f"status {status}" if status else "", code)))
-    if _METADATA.search(text):
-        return PermanentError("found no credentials", hint="set those of the cloud, or say that it is public: anon")
-    if isinstance(error, AlreadyExistsError | PreconditionError):
-        return _TakenError(reason)
-    if code in _NO_ROOT:
-        return MissingRootError("there is no such bucket")
-    if isinstance(error, FileNotFoundError):
-        return AbsentError()
-    if code in _NOT_OUR_KEY or isinstance(error, UnauthenticatedError):
-        return PermanentError(f"refuses: {reason}", hint=_HINTS.get(code, "check the credentials"))
-    if isinstance(error, PermissionDeniedError):
-        return DeniedError(reason)
-    return _other_fault(text, status, code, reason)
-
-
-def _other_fault(text: str, status: int, code: str, reason: str) -> FaultError:
-    if status == 416:
-        return OutsideError("ends before the range that was asked for")
-    if "non-partial response" in text:
-        return _RangeIgnoredError("ignores ranges")
-    if code in _MAY_PASS or status in _TRANSIENT:
-        return TransientError(f"answers with {reason}")
-    if status in (301, 307) or "redirect" in text:
-        return PermanentError("the bucket is in another region", hint="name it: storage option region")
-    if status:
-        return PermanentError(f"answers with {reason}")
-    if "certificate" in text.lower():
-        return PermanentError("its certificate is not to be trusted")
-    if "HTTP error" in text or "HttpError" in text:
-        return TransientError("did not answer" if "TimedOut" in text else "the connection broke")
-    return PermanentError("answers with what is no answer of an object store")

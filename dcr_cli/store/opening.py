@@ -10,6 +10,7 @@ from dcr_cli.store.backend import Backend
 from dcr_cli.store.location import Location, locate
 from dcr_cli.store.retry import Patience
 from dcr_cli.store.store import Store
+from dcr_cli.store.traffic import Meter
 
 # What a protocol needs beside dcr; the other ones need what fsspec says.
 _PACKAGES = {
@@ -25,16 +26,19 @@ def open_store(
     *,
     is_single_writer: bool = False,
     patience: Patience | None = None,
+    limit_bytes_per_second: float | None = None,
 ) -> Store:
     """Open the remote at a path or URL; whether anything is there is not looked at.
 
     `storage_options` are the backend's, credentials among them; those not given come from where the backend's tools
-    look for them. UsageError for an address or option that cannot be understood; UnsupportedError where a package is
-    missing.
+    look for them. `limit_bytes_per_second` holds for all transfers of the store together, up and down. UsageError for
+    an address or option that cannot be understood; UnsupportedError where a package is missing.
     """
     location = locate(url)
     backend = _backend(location, dict(storage_options or {}))
-    return Store(backend, location.shown, patience=patience, is_single_writer=is_single_writer)
+    patience = patience or Patience()
+    meter = Meter(limit_bytes_per_second, clock=patience.clock, sleep=patience.sleep)
+    return Store(backend, location.shown, patience=patience, is_single_writer=is_single_writer, meter=meter)
 
 
 def _backend(location: Location, options: Mapping[str, object]) -> Backend:

@@ -1,19 +1,20 @@
 """Any other protocol that fsspec has a file system for, as a backend.
 
 What such file systems do with a condition, and how they fail, differs and is not told: none counts as able to create
-exclusively, and only what Python has a kind of error for is taken for absence, refusal or a broken connection.
+exclusively, and only what Python has a kind of error for is taken for absence, refusal or a broken connection. Where
+a file system writes in place, a reader may see a part of what is being written, which its size or digest tells.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, TypeVar
 
 import fsspec
 
-from dcr_cli.errors import UnsupportedError, UsageError
+from dcr_cli.errors import DcrError, UnsupportedError, UsageError
 from dcr_cli.store.backend import (
     AbsentError,
     Answer,
@@ -21,6 +22,7 @@ from dcr_cli.store.backend import (
     Entry,
     FaultError,
     PermanentError,
+    Readable,
     Status,
     TransientError,
     parts,
@@ -54,7 +56,7 @@ class OtherBackend:
             return Answer(0, status.size, status.size, iter((first,)))
         return Answer(begin, max(end - begin, 0), status.size, self._chunks(key, first, begin, end))
 
-    def write(self, key: str, data: bytes | BinaryIO, size: int) -> None:
+    def write(self, key: str, data: bytes | Readable, size: int) -> None:
         path = self._path(key)
         _asked(lambda: self._files.makedirs(path.rpartition("/")[0], exist_ok=True))
         if size <= MOST_WHOLE_BYTES:
@@ -76,13 +78,30 @@ class OtherBackend:
         return Status(int(known["size"]), _modified(known))
 
     def entries(self, prefix: str) -> Iterator[Entry]:
+        # `find` would leave out what it cannot look into, and say nothing.
+        folders = [self._path(prefix).rstrip("/") or "/"]
+        while folders:
+            folder = folders.pop()
+            for known in self._listed(folder):
+                path = str(known["name"]).rstrip("/")
+                if known.get("type") == "directory":
+                    # Some list a folder in itself.
+                    if len(path) > len(folder):
+                        folders.append(path)
+                elif known.get("type") == "file":
+                    key = path.removeprefix(self._root).lstrip("/")
+                    if not key.startswith(prefix):
+                        continue
+                    yield Entry(key, int(known.get("size") or 0), _modified(known))
+
+    def _listed(self, folder: str) -> Sequence[Mapping[str, Any]]:
         try:
-            found = _asked(lambda: self._files.find(self._path(prefix).rstrip("/") or "/", detail=True))
+            return list(_asked(lambda: self._files.ls(folder, detail=True)))
         except AbsentError:
-            return
-        for path, known in found.items():
-            key = path.removeprefix(self._root).lstrip("/")
-            yield Entry(key, int(known.get("size") or 0), _modified(known))
+            return ()
+
+    def leftovers(self, prefix: str) -> Iterator[Entry]:
+        return iter(())
 
     def remove(self, key: str) -> None:
         _asked(lambda: self._files.rm_file(self._path(key)))
@@ -103,7 +122,7 @@ class OtherBackend:
         for at in range(begin + _PART_BYTES, end, _PART_BYTES):
             yield self._part(key, at, min(at + _PART_BYTES, end))
 
-    def _write_parts(self, path: str, data: BinaryIO | bytes) -> None:
+    def _write_parts(self, path: str, data: Readable | bytes) -> None:
         file = self._files.open(path, "wb")
         try:
             for part in parts(data, _PART_BYTES):
@@ -145,7 +164,7 @@ def _asked(call: Callable[[], T]) -> T:
     """Return what the file system answers; its error becomes a fault without any of its text."""
     try:
         return call()
-    except FaultError:
+    except (FaultError, DcrError):
         raise
     except Exception as error:
         fault = _fault_of(error)

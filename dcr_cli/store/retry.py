@@ -18,7 +18,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long an operation is tried again, counted from its start or its last progress, and the waits between.
+    """How long an operation is tried again, counted from the first failure since its last progress, and the waits
+    between. What works, however slowly, is not given up.
 
     The n-th wait is between half and all of `first_wait_seconds` doubled n times, at most `longest_wait_seconds`.
     `clock`, `sleep` and `dice` (a number from 0 to 1) are there for tests.
@@ -45,17 +46,20 @@ class Attempts:
 
     def progressed(self) -> None:
         """Begin anew: what was tried has come further than before."""
-        self._began = self._patience.clock()
         self._failures = 0
+        self._first_failure = 0.0
 
     def failed(self, fault: TransientError) -> OutOfPatienceError | None:
         """Wait before the next attempt; if there is no time for one, return what the operation came to."""
         patience = self._patience
+        now = patience.clock()
+        if self._failures == 0:
+            self._first_failure = now
         self._failures += 1
         longest = min(patience.first_wait_seconds * 2.0 ** min(self._failures - 1, 60), patience.longest_wait_seconds)
         # Many receivers that one failure stopped at once must not come back at once.
         wait = max(longest * (1 + patience.dice()) / 2, fault.after_seconds)
-        spent = patience.clock() - self._began
+        spent = now - self._first_failure
         if spent + wait > patience.deadline_seconds:
             times = "once" if self._failures == 1 else f"{self._failures} times"
             return OutOfPatienceError(f"{fault.reason}; tried {times} in {spent:.0f} s")

@@ -8,42 +8,32 @@ number of threads, not by a process made by fork after it was opened.
 
 from __future__ import annotations
 
-import io
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import TracebackType
-from typing import BinaryIO, Self, TypeVar
+from typing import BinaryIO, Self
 
-from dcr_cli.checkpoint.names import safe_path
-from dcr_cli.errors import ConflictError, DamagedError, NotFoundError, TransportError, UnsupportedError
+from dcr_cli.checkpoint.names import path_fault, safe_path
+from dcr_cli.errors import ConflictError, DamagedError, NotFoundError, UnsupportedError
 from dcr_cli.store.backend import (
     AbsentError,
-    Answer,
     Backend,
     DeniedError,
     Entry,
     FaultError,
-    MissingRootError,
     OutsideError,
-    PermanentError,
     Status,
     TransientError,
+    is_leftover,
 )
-from dcr_cli.store.retry import Attempts, OutOfPatienceError, Patience, retrying
+from dcr_cli.store.body import body
+from dcr_cli.store.calls import Calls
+from dcr_cli.store.creation import ONE_WRITER_HINT, Creation
+from dcr_cli.store.retry import Attempts, Patience
+from dcr_cli.store.source import Source
+from dcr_cli.store.traffic import Meter, Metered, Traffic
 
-T = TypeVar("T")
-
-# Of a body that does not start where it was asked to, how much is read and thrown away.
-MOST_SKIPPED_BYTES = 64 << 20
 # What is created exclusively goes out in one request, which all backends take up to this size.
 MOST_CREATED_BYTES = 1 << 20
-_ONE_WRITER_HINT = "if nothing else ever writes there, say --single-writer"
-
-
-class RefusedError(TransportError):
-    """A remote answered, and trying again will not change the answer."""
-
-    retryable = False
 
 
 class Store:
@@ -55,12 +45,19 @@ class Store:
     """
 
     def __init__(
-        self, backend: Backend, shown: str, *, patience: Patience | None = None, is_single_writer: bool = False
+        self,
+        backend: Backend,
+        shown: str,
+        *,
+        patience: Patience | None = None,
+        is_single_writer: bool = False,
+        meter: Meter | None = None,
     ) -> None:
         self.shown = shown
-        self._backend = backend
-        self._patience = patience or Patience()
+        self._meter = meter or Meter()
+        self._backend: Backend = Metered(backend, self._meter)
         self._is_single_writer = is_single_writer
+        self._calls = Calls(shown, patience or Patience())
 
     def __repr__(self) -> str:
         return f"Store({self.shown!r})"
@@ -76,6 +73,11 @@ class Store:
     def close(self) -> None:
         self._backend.close()
 
+    @property
+    def traffic(self) -> Traffic:
+        """What was asked for and moved since the store was opened."""
+        return self._meter.traffic
+
     # Reading
 
     def get(
@@ -90,26 +92,31 @@ class Store:
             with self._backend.read(key, 0, None) as answer:
                 self._check_size(key, answer.total, size, most_bytes)
                 data = bytearray()
-                for chunk in self._body(answer, 0, size if answer.total is None else answer.total):
+                for chunk in body(answer, 0, size if answer.total is None else answer.total):
                     data += chunk
                     self._check_size(key, None, None, most_bytes, read_bytes=len(data))
             self._check_size(key, len(data), size, most_bytes)
             return bytes(data)
 
-        return self._or_none(key, attempt, is_denied_absent)
+        return self._calls.run_or_none(key, attempt, is_denied_absent)
 
     def get_range(self, key: str, begin: int, size: int) -> bytes:
         """Return `size` bytes from `begin` on; an object that ends before that is DamagedError, none NotFoundError."""
+        if begin < 0 or size < 0:
+            raise ValueError(f"there are no {size} bytes from {begin} on")
 
         def attempt() -> bytes:
             with self._backend.read(key, begin, size) as answer:
                 self._check_end(key, answer.total, begin + size)
                 data = bytearray()
-                for chunk in self._body(answer, begin, begin + size):
+                for chunk in body(answer, begin, begin + size):
                     data += chunk
             return bytes(data)
 
-        return self._run(key, attempt) if size else b""
+        if size == 0:
+            safe_path(key, self.shown)
+            return b""
+        return self._calls.run(key, attempt)
 
     def stream(self, key: str, *, begin: int = 0, size: int | None = None) -> Iterator[bytes]:
         """Yield what an object holds from `begin` on, in parts of a few MiB at most.
@@ -118,8 +125,8 @@ class Store:
         DamagedError, an object that is replaced meanwhile ConflictError, none NotFoundError. The bytes are to be
         checked against a digest: no backend promises that two requests are answered from one object.
         """
-        safe_path(key, self.shown)
-        attempts = Attempts(self._patience)
+        self._calls.check(key)
+        attempts = Attempts(self._calls.patience)
         seen: tuple[int | None, str | None] | None = None
         at = begin
         while True:
@@ -128,9 +135,9 @@ class Store:
                 with self._backend.read(key, at, None) as answer:
                     self._check_size(key, answer.total, size)
                     if seen not in (None, (answer.total, answer.tag)):
-                        raise ConflictError(self._name(key), "was replaced while it was read")
+                        raise ConflictError(self._calls.name(key), "was replaced while it was read")
                     seen = (answer.total, answer.tag)
-                    for chunk in self._body(answer, at, size if answer.total is None else answer.total):
+                    for chunk in body(answer, at, size if answer.total is None else answer.total):
                         at += len(chunk)
                         attempts.progressed()
                         yield chunk
@@ -144,7 +151,7 @@ class Store:
                 # Where nothing is left, a range has nothing to begin with.
                 return
             if fault is not None:
-                raise self._error(key, fault)
+                raise self._calls.error(key, fault)
             self._check_size(key, at, size)
             return
 
@@ -157,7 +164,7 @@ class Store:
                 raise AbsentError
             return status
 
-        return self._or_none(key, attempt, is_denied_absent)
+        return self._calls.run_or_none(key, attempt, is_denied_absent)
 
     # Writing
 
@@ -165,18 +172,24 @@ class Store:
         """Write an object over whatever has the key; seen whole or not at all.
 
         A stream is one that can be sought in; it is written from where it stands to its end, in parts, and again from
-        there where that has to be tried again. The size of what it became is read back.
+        there where that has to be tried again. The size of what it became is read back. One that cannot be read is
+        LocalError, one that shrinks meanwhile ConflictError, and nothing is written then.
         """
-        begin, size = (0, len(data)) if isinstance(data, bytes) else _extent(data)
+        source = data if isinstance(data, bytes) else Source(data)
+        size = source.size if isinstance(source, Source) else len(source)
 
         def attempt() -> None:
-            if not isinstance(data, bytes):
-                data.seek(begin)
-            self._backend.write(key, data, size)
+            if isinstance(source, Source):
+                source.rewind()
+            try:
+                self._backend.write(key, source, size)
+            except AbsentError:
+                # An upload in parts that the store has forgotten, or a folder that somesource removed.
+                raise TransientError("went away while it was written") from None
 
-        self._run(key, attempt)
-        if not isinstance(data, bytes):
-            self._run(key, lambda: self._check_written(key, size))
+        self._calls.run(key, attempt)
+        if isinstance(source, Source):
+            self._calls.run(key, lambda: self._check_written(key, size))
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
         """Write an object unless the key is taken: whether what is there is ours.
@@ -186,31 +199,11 @@ class Store:
         """
         if len(data) > MOST_CREATED_BYTES:
             raise ValueError(f"{len(data)} bytes cannot be created in one request")
-        is_tried = False
-
-        def attempt() -> bool:
-            nonlocal is_tried
-            if is_tried and (is_ours := self._is_there(key, data)) is not None:
-                return is_ours
-            is_tried = True
-            try:
-                if self._create(key, data):
-                    return True
-            except PermanentError:
-                # An answer that cannot be understood says nothing of what was done.
-                if not self._is_there(key, data):
-                    raise
-                return True
-            is_ours = self._is_there(key, data)
-            if is_ours is None:
-                raise TransientError("is said to be taken, but is not there")
-            return is_ours
-
-        return self._run(key, attempt)
+        return self._calls.run(key, self._creation(key, data).attempt)
 
     def delete(self, key: str) -> None:
         """Remove an object, if it is there."""
-        self._or_none(key, lambda: self._backend.remove(key), False)
+        self._calls.run_or_none(key, lambda: self._backend.remove(key), False)
 
     def prove_exclusive(self, key: str) -> None:
         """Create an object that is there a second time, with its own bytes; UnsupportedError if that is not refused.
@@ -221,13 +214,13 @@ class Store:
             return
         data = self.get(key, most_bytes=MOST_CREATED_BYTES)
         if data is None:
-            raise NotFoundError(self._name(key), "is not there, so that creating it twice cannot be tried")
-        if self._run(key, lambda: self._create(key, data)):
+            raise NotFoundError(self._calls.name(key), "is not there, so that creating it twice cannot be tried")
+        if self._calls.run(key, self._creation(key, data).create):
             raise UnsupportedError(
                 self.shown,
                 f"an object that was there ({key}) could be created again, so that two publishers could overwrite each "
                 "other",
-                hint=f"{_ONE_WRITER_HINT}; a bucket with versions may ignore the condition where one without does not",
+                hint=f"{ONE_WRITER_HINT}; a bucket with versions may ignore the condition where one without does not",
             )
 
     # Of the keys: this name hides the built-in type in what follows it here.
@@ -240,47 +233,57 @@ class Store:
             safe_path(prefix.removesuffix("/"), self.shown)
 
         def attempt() -> tuple[Entry, ...]:
-            return tuple(sorted(self._backend.entries(prefix), key=lambda entry: entry.key))
+            # Markers of folders, and what else has a name that no object of ours can have.
+            found = [entry for entry in self._backend.entries(prefix) if path_fault(entry.key) is None]
+            return tuple(sorted(found, key=lambda entry: entry.key))
 
-        return self._guarded(prefix or "/", attempt)
+        return self._calls.guarded(prefix or "/", attempt)
+
+    # What killed writers left
+
+    def leftovers(self, prefix: str = "") -> tuple[Entry, ...]:
+        """Return what writers began below `prefix`, as for `list`, and may still be writing: judge it by its age.
+
+        Object stores show none; what is left of uploads in parts there is a bucket's own rules' to remove.
+        """
+        if prefix:
+            safe_path(prefix.removesuffix("/"), self.shown)
+
+        def attempt() -> tuple[Entry, ...]:
+            return tuple(sorted(self._backend.leftovers(prefix), key=lambda entry: entry.key))
+
+        return self._calls.guarded(prefix or "/", attempt)
+
+    def delete_leftover(self, key: str) -> None:
+        """Remove what `leftovers` named, if it is there; ValueError for any other name."""
+        if not is_leftover(key):
+            raise ValueError("that is no name of a leftover")
+
+        def attempt() -> None:
+            try:
+                self._backend.remove(key)
+            except AbsentError:
+                return
+
+        self._calls.guarded(key, attempt)
 
     # One attempt's parts
-
-    def _body(self, answer: Answer, begin: int, end: int | None) -> Iterator[bytes]:
-        """The bytes from `begin` to `end` of the object, or to the end of the body where nobody knows it."""
-        skip = begin - answer.begin
-        if skip < 0:
-            raise PermanentError(f"bytes from {begin} on were asked for, the answer starts at {answer.begin}")
-        if skip > MOST_SKIPPED_BYTES:
-            raise PermanentError(f"the remote ignores ranges, and {begin} bytes are too many to read for nothing")
-        if end is None and answer.announced is None:
-            raise PermanentError("the answer does not say how long it is")
-        at, body_bytes = answer.begin, 0
-        for chunk in answer.chunks:
-            body_bytes += len(chunk)
-            first = min(max(begin - at, 0), len(chunk))
-            last = len(chunk) if end is None else min(max(end - at, 0), len(chunk))
-            at += len(chunk)
-            if first < last:
-                yield chunk[first:last]
-            if end is not None and at >= end:
-                return
-        announced = answer.announced if end is None else end - answer.begin
-        if announced is not None and body_bytes < announced:
-            raise TransientError(f"the answer ended after {body_bytes} of {announced} bytes")
 
     def _check_size(
         self, key: str, total: int | None, size: int | None, most_bytes: int | None = None, *, read_bytes: int = 0
     ) -> None:
         has = read_bytes if total is None else total
         if most_bytes is not None and has > most_bytes:
-            raise DamagedError(self._name(key), f"has {has} bytes or more, at most {most_bytes} expected")
+            raise DamagedError(self._calls.name(key), f"has {has} bytes or more, at most {most_bytes} expected")
         if size is not None and total is not None and total != size:
-            raise DamagedError(self._name(key), f"has {total} bytes, {size} expected")
+            raise DamagedError(self._calls.name(key), f"has {total} bytes, {size} expected")
 
     def _check_end(self, key: str, total: int | None, end: int) -> None:
         if total is not None and total < end:
-            raise DamagedError(self._name(key), f"has {total} bytes, at least {end} expected")
+            raise DamagedError(self._calls.name(key), f"has {total} bytes, at least {end} expected")
+
+    def _creation(self, key: str, data: bytes) -> Creation:
+        return Creation(self._backend, key, data, shown=self.shown, is_single_writer=self._is_single_writer)
 
     def _check_written(self, key: str, size: int) -> None:
         try:
@@ -291,83 +294,3 @@ class Store:
         if status is None or status.size != size:
             has = "nothing" if status is None else f"{status.size} bytes"
             raise TransientError(f"holds {has} after {size} bytes were written")
-
-    def _create(self, key: str, data: bytes) -> bool:
-        if self._backend.can_create:
-            return self._backend.create(key, data)
-        if not self._is_single_writer:
-            raise UnsupportedError(
-                self.shown, "has no way to create an object only if it is not there", hint=_ONE_WRITER_HINT
-            )
-        if self._backend.status(key) is not None:
-            return False
-        self._backend.write(key, data, len(data))
-        return True
-
-    def _is_there(self, key: str, data: bytes) -> bool | None:
-        """Whether what has the key has these bytes; None if nothing has it."""
-        found = bytearray()
-        try:
-            with self._backend.read(key, 0, None) as answer:
-                if answer.total is not None and answer.total != len(data):
-                    return False
-                for chunk in self._body(answer, 0, len(data)):
-                    found += chunk
-        except AbsentError:
-            return None
-        return found == data
-
-    # From faults to errors
-
-    def _run(self, key: str, attempt: Callable[[], T]) -> T:
-        safe_path(key, self.shown)
-        return self._guarded(key, attempt)
-
-    def _guarded(self, key: str, attempt: Callable[[], T]) -> T:
-        try:
-            return retrying(attempt, self._patience)
-        except FaultError as error:
-            fault = error
-        # Outside the handler, so that no text of a library comes along as this error's context.
-        raise self._error(key, fault)
-
-    def _or_none(self, key: str, attempt: Callable[[], T], is_denied_absent: bool) -> T | None:
-        safe_path(key, self.shown)
-
-        def absent_is_none() -> T | None:
-            try:
-                return attempt()
-            except AbsentError:
-                return None
-            except DeniedError:
-                if not is_denied_absent:
-                    raise
-                return None
-
-        return self._guarded(key, absent_is_none)
-
-    def _error(self, key: str, fault: FaultError) -> NotFoundError | DamagedError | TransportError:
-        name = self._name(key)
-        if isinstance(fault, AbsentError):
-            return NotFoundError(name, fault.reason)
-        if isinstance(fault, MissingRootError):
-            return NotFoundError(self.shown, fault.reason)
-        if isinstance(fault, OutsideError):
-            return DamagedError(name, fault.reason)
-        if isinstance(fault, DeniedError):
-            hint = fault.hint or "check the credentials and what they may do; without the right to list, some remotes "
-            hint += "" if fault.hint else "say so of what is not there"
-            return RefusedError(name, f"access is denied: {fault.reason}", hint=hint)
-        if isinstance(fault, OutOfPatienceError):
-            return TransportError(name, fault.reason, hint=fault.hint or "run the same command again later")
-        return RefusedError(name, fault.reason, hint=fault.hint)
-
-    def _name(self, key: str) -> str:
-        return f"{self.shown.rstrip('/')}/{key.lstrip('/')}"
-
-
-def _extent(stream: BinaryIO) -> tuple[int, int]:
-    begin = stream.tell()
-    end = stream.seek(0, io.SEEK_END)
-    stream.seek(begin, os.SEEK_SET)
-    return begin, end - begin

@@ -1,0 +1,99 @@
+"""What an error of obstore says, as a fault: by its class, and by the status and code that it quotes.
+
+Its text holds addresses, headers and bodies, so nothing else of it is passed on.
+"""
+
+from __future__ import annotations
+
+import re
+
+from obstore.exceptions import (
+    AlreadyExistsError,
+    BaseError,
+    PermissionDeniedError,
+    PreconditionError,
+    UnauthenticatedError,
+)
+
+from dcr_cli.store.backend import (
+    AbsentError,
+    DeniedError,
+    FaultError,
+    MissingRootError,
+    OutsideError,
+    PermanentError,
+    TransientError,
+)
+
+_STATUS = re.compile(r"status code: (\d{3})")
+_CODE = re.compile(r"<Code>(\w{1,64})</Code>")
+# The services that machines of a cloud get credentials from: asked when there are no others.
+_METADATA = re.compile(r"169\.254\.169\.254|169\.254\.170\.2|metadata\.google\.internal")
+_NO_ROOT = frozenset(("NoSuchBucket", "ContainerNotFound"))
+_NOT_OUR_KEY = frozenset(
+    (
+        "ExpiredToken",
+        "InvalidAccessKeyId",
+        "InvalidToken",
+        "AuthenticationFailed",
+        "QuotaExceeded",
+        "RequestTimeTooSkewed",
+        "SignatureDoesNotMatch",
+    )
+)
+_TRANSIENT = frozenset((408, 409, 429, 500, 502, 503, 504))
+_MAY_PASS = frozenset(
+    ("NoSuchUpload", "InternalError", "RequestTimeout", "ServiceUnavailable", "SlowDown", "OperationAborted")
+)
+_HINTS = {
+    "ExpiredToken": "get new credentials",
+    "RequestTimeTooSkewed": "set this machine's clock",
+    "QuotaExceeded": "make room in the store",
+}
+
+
+class TakenError(FaultError):
+    """The condition of a put was not met."""
+
+
+class RangeIgnoredError(FaultError):
+    """A range was asked for, and the whole object came."""
+
+
+def fault_of(error: BaseError | FileNotFoundError) -> FaultError:
+    """The fault that an error of obstore is."""
+    text = str(error)
+    match, named = _STATUS.search(text), _CODE.search(text)
+    status, code = int(match[1]) if match else 0, named[1] if named else ""
+    reason = " ".join(filter(None, (f"status {status}" if status else "", code)))
+    if _METADATA.search(text):
+        return PermanentError("found no credentials", hint="set those of the cloud, or say that it is public: anon")
+    if isinstance(error, AlreadyExistsError | PreconditionError):
+        return TakenError(reason)
+    if code in _NO_ROOT:
+        return MissingRootError("there is no such bucket")
+    if isinstance(error, FileNotFoundError):
+        return AbsentError()
+    if code in _NOT_OUR_KEY or isinstance(error, UnauthenticatedError):
+        return PermanentError(f"refuses: {reason}", hint=_HINTS.get(code, "check the credentials"))
+    if isinstance(error, PermissionDeniedError):
+        return DeniedError(reason)
+    return _other_fault(text, status, code, reason)
+
+
+def _other_fault(text: str, status: int, code: str, reason: str) -> FaultError:
+    if status == 416:
+        return OutsideError("ends before the range that was asked for")
+    if "non-partial response" in text:
+        return RangeIgnoredError("ignores ranges")
+    if code in _MAY_PASS or status in _TRANSIENT:
+        return TransientError(f"answers with {reason}")
+    if status in (301, 307) or "redirect" in text:
+        return PermanentError("the bucket is in another region", hint="name it: storage option region")
+    if status:
+        return PermanentError(f"answers with {reason}")
+    if "certificate" in text.lower():
+        return PermanentError("its certificate is not to be trusted")
+    if "HTTP error" in text or "HttpError" in text:
+        return TransientError("did not answer" if "TimedOut" in text else "the connection broke")
+    return PermanentError("answers with what is no answer of an object store")
