@@ -5,6 +5,7 @@ They are those of a manifest and of an anchor alike; the files' bytes are not lo
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 
 from dcr_cli.checkpoint.header import LENGTH_BYTES, MAX_HEADER_BYTES
@@ -32,13 +33,14 @@ _LIMITS = {SHARD: LENGTH_BYTES + MAX_HEADER_BYTES, SIDECAR: MAX_SIDECAR_BYTES, W
 
 
 def check_file_parts(paths: Sequence[str], kinds: Sequence[int], what: str) -> None:
-    """Raise DamagedError about `what` unless files of these paths and kinds are those of one checkpoint, as far as
-    their names can tell."""
+    """Raise DamagedError about `what` unless files of these paths, in canonical order, and of these kinds are those of
+    one checkpoint, as far as their names can tell."""
     for path in paths:
         safe_path(path, what)
-    clash = _folders(paths).intersection(paths)
-    if clash:
-        raise DamagedError(what, f"file {shown(min(clash))} is also the folder of another")
+    for path in paths:
+        below = bisect_left(paths, f"{path}/")
+        if below < len(paths) and paths[below].startswith(f"{path}/"):
+            raise DamagedError(what, f"file {shown(path)} is also the folder of another")
     for path, kind in zip(paths, kinds, strict=True):
         if not SHARD <= kind <= WEIGHT_MAP:
             raise DamagedError(what, f"file {shown(path)} has unknown kind {kind}")
@@ -84,13 +86,3 @@ def check_skipped(skipped: Sequence[str], paths: Sequence[str], what: str) -> No
     for path in paths:
         if patterns.match(path):
             raise DamagedError(what, f"file {shown(path)} is skipped by a pattern of skipped")
-
-
-def _folders(paths: Sequence[str]) -> set[str]:
-    folders: set[str] = set()
-    for path in paths:
-        folder = path.rpartition("/")[0]
-        while folder and folder not in folders:
-            folders.add(folder)
-            folder = folder.rpartition("/")[0]
-    return folders

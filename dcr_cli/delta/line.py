@@ -22,7 +22,11 @@ BYTES_LIMIT = 1 << 63
 def encode_line(members: Mapping[str, Any], what: str, *, limit: int = COMMIT_LIMIT) -> bytes:
     """Encode `members`, with the format's own, as one line; DamagedError about `what` if it is too long."""
     document = {"format": FORMAT, "requires": [], **members}
-    line = json.dumps(document, sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+    text = json.dumps(document, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    try:
+        line = text.encode() + b"\n"
+    except UnicodeEncodeError as error:
+        raise DamagedError(what, f"would hold what is not UTF-8: {text[error.start : error.end]!a}") from error
     if len(line) > limit:
         raise DamagedError(what, f"would have {len(line)} bytes, at most {limit} are allowed")
     return line

@@ -16,11 +16,13 @@ from dcr_cli.remote.keys import (
     acknowledgement_key,
     check_receiver,
     is_id,
+    is_receiver,
 )
-from dcr_cli.remote.signing import Signed, SigningKey, split_signed
+from dcr_cli.remote.signing import MAX_SIGNATURES_BYTES, Signed, SigningKey, split_signed
 from dcr_cli.store.store import Store
 
 ACKNOWLEDGEMENT_KIND = "acknowledgement"
+_HINT = "nothing counts that it says; it may be removed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,18 +50,20 @@ def encode_acknowledgement(acknowledgement: Acknowledgement, key: SigningKey | N
         "built": acknowledgement.is_built,
         "created": acknowledgement.created,
     }
-    line = encode_line(members, "acknowledgement")
+    line = encode_line(members, "acknowledgement", limit=COMMIT_LIMIT - MAX_SIGNATURES_BYTES)
     return key.sign(line, ACKNOWLEDGEMENT_KIND) if key is not None else line
 
 
 def decode_acknowledgement(data: bytes, what: str) -> tuple[Acknowledgement, Signed]:
     """Decode an acknowledgement, and the signatures below it, which are not checked here."""
     signed = split_signed(data, what)
-    document = decode_line(signed.line, what)
+    document = decode_line(signed.line, what, hint=_HINT)
     version = count(document, "version", MOST_VERSION + 1, what)
     stage, receiver = (member(document, key, str, what) for key in ("stage", "receiver"))
-    if stage not in (STAGED, APPLIED) or not is_id(document.get("history")) or not is_id(document.get("id")):
-        raise DamagedError(what, "is no acknowledgement")
+    if not version or not is_id(document.get("history")) or not is_id(document.get("id")):
+        raise DamagedError(what, "its history, version or id is none", hint=_HINT)
+    if stage not in (STAGED, APPLIED) or not is_receiver(receiver):
+        raise DamagedError(what, f"its stage is neither {STAGED} nor {APPLIED}, or its receiver no name", hint=_HINT)
     acknowledgement = Acknowledgement(
         document["history"],
         Place(version, document["id"]),
@@ -81,5 +85,5 @@ def read_acknowledgement(store: Store, place: AcknowledgementPlace) -> tuple[Ack
     what = f"{store.shown}/{key}"
     acknowledgement, signed = decode_acknowledgement(data, what)
     if (acknowledgement.place, acknowledgement.receiver, acknowledgement.stage) != place:
-        raise DamagedError(what, "is another acknowledgement than its key says")
+        raise DamagedError(what, "is another acknowledgement than its key says", hint=_HINT)
     return acknowledgement, signed

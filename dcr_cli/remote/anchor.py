@@ -10,18 +10,25 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from dcr_cli.checkpoint.digest import State, blake3_text, files_digest, parse_blake3
+from dcr_cli.checkpoint.digest import State, blake3_text, files_digest, object_digest, parse_blake3
 from dcr_cli.checkpoint.header import LENGTH_BYTES
-from dcr_cli.checkpoint.parts import SHARD
+from dcr_cli.checkpoint.names import shown
+from dcr_cli.checkpoint.parts import SHARD, WEIGHT_MAP
 from dcr_cli.delta.file_rules import check_file_parts, check_file_sizes, check_skipped
 from dcr_cli.delta.line import BYTES_LIMIT, count, decode_line, encode_line, member, state_members, state_of
 from dcr_cli.errors import DamagedError
 from dcr_cli.remote.keys import MOST_VERSION, Place, is_id
-from dcr_cli.remote.signing import Signed, split_signed
+from dcr_cli.remote.signing import MAX_SIGNATURES_BYTES, Signed, Trust, split_signed
+from dcr_cli.remote.version import AnchorParts, Version
 
 ANCHOR_KIND = "anchor"
 ANCHOR_LIMIT = 256 << 20
 RANGE_BYTES = 64 << 20
+# So many bytes of a document may begin a value: each takes memory, many times as much as the byte does.
+_MAX_VALUES = 1 << 23
+_OPENING = b",[{"
+_NO_BYTES = object_digest(b"")
+_HINT = "see that the address is that of a remote; push --anchor-every or dcr anchor makes another anchor"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,16 +83,38 @@ def encode_anchor(anchor: Anchor) -> bytes:
             for file in anchor.files
         ],
     }
-    return encode_line(members, "anchor", limit=ANCHOR_LIMIT)
+    return encode_line(members, "anchor", limit=ANCHOR_LIMIT - MAX_SIGNATURES_BYTES)
+
+
+def open_anchor(version: Version, data: bytes, what: str, trust: Trust) -> Anchor:
+    """Decode the anchor of a version, and check that it is one of this version and is bound as it has to be.
+
+    That of a version that has nothing else is bound by the commit, any other by a signature, if `trust` asks for one.
+    """
+    parts = version.parts
+    if isinstance(parts, AnchorParts) and object_digest(data) != parts.document_blake3:
+        raise DamagedError(what, "is not the object that the commit names: its blake3 differs", hint=_HINT)
+    anchor, signed = decode_anchor(data, version.place, what)
+    if not isinstance(parts, AnchorParts):
+        trust.check(signed, ANCHOR_KIND, what)
+    elif (len(anchor.files), anchor.bytes) != (parts.file_count, parts.file_bytes):
+        facts = f"lists {len(anchor.files)} files of {anchor.bytes} bytes, the commit {parts.file_count} of "
+        raise DamagedError(what, f"{facts}{parts.file_bytes}", hint=_HINT)
+    if (anchor.history, anchor.target) != (version.history, version.target):
+        raise DamagedError(what, f"is of another history or state than the commit of version {version.number}")
+    return anchor
 
 
 def decode_anchor(data: bytes, place: Place, what: str) -> tuple[Anchor, Signed]:
     """Decode and check the document of the anchor of a version, and the signatures below it, which are not checked."""
-    signed = split_signed(data, what)
-    document = decode_line(signed.line, what, limit=ANCHOR_LIMIT)
-    found = f"{count(document, 'version', MOST_VERSION + 1, what):010d}-{document.get('id')}"
-    if not is_id(document.get("history")) or found != str(place) or document.get("kind") != ANCHOR_KIND:
-        raise DamagedError(what, f"is not the anchor of version {place.version}")
+    signed = split_signed(data, what, limit=ANCHOR_LIMIT)
+    if sum(map(signed.line.count, _OPENING)) > _MAX_VALUES:
+        raise DamagedError(what, f"has more than {_MAX_VALUES} values", hint=_HINT)
+    document = decode_line(signed.line, what, limit=ANCHOR_LIMIT, hint=_HINT)
+    number = count(document, "version", MOST_VERSION + 1, what)
+    is_its = (number, document.get("id")) == place and document.get("kind") == ANCHOR_KIND
+    if not is_its or not is_id(document.get("history")):
+        raise DamagedError(what, f"is not the anchor of version {place.version}", hint=_HINT)
     skipped = member(document, "skipped", list, what)
     if not all(isinstance(pattern, str) for pattern in skipped):
         raise DamagedError(what, "skipped is not a list of patterns")
@@ -99,16 +128,17 @@ def _file(entry: Any, what: str) -> AnchorFile:
     if not isinstance(entry, dict):
         raise DamagedError(what, "files is not a list of objects")
     path = member(entry, "path", str, what)
-    ranges = member(entry, "ranges", list, what)
-    size = count(entry, "bytes", BYTES_LIMIT, f"{what}: a file")
+    name = f"{what}: file {shown(path)}"
+    ranges = member(entry, "ranges", list, name)
+    size = count(entry, "bytes", BYTES_LIMIT, name)
     if len(ranges) != -(-size // RANGE_BYTES):
-        raise DamagedError(what, f"a file of {size} bytes has {len(ranges)} ranges")
+        raise DamagedError(name, f"has {size} bytes, and {len(ranges)} ranges")
     return AnchorFile(
         path,
-        count(entry, "kind", 4, f"{what}: a file"),
+        count(entry, "kind", WEIGHT_MAP + 1, name),
         size,
-        parse_blake3(entry.get("blake3"), f"{what}: a file's blake3"),
-        tuple(parse_blake3(digest, f"{what}: a range") for digest in ranges),
+        parse_blake3(entry.get("blake3"), f"{name}: blake3"),
+        tuple(parse_blake3(digest, f"{name}: a range") for digest in ranges),
     )
 
 
@@ -117,9 +147,12 @@ def _check(anchor: Anchor, what: str) -> None:
     if any(first >= second for first, second in pairwise(paths)):
         raise DamagedError(what, "its files are not in canonical order")
     check_file_parts(paths, kinds, what)
-    # What counts of a shard is its header, whose size is not known here.
-    sizes = [LENGTH_BYTES + 1 if file.kind == SHARD else file.size for file in anchor.files]
+    # What counts of a shard is its header, which may be all of it; how large that is is not known here.
+    sizes = [min(file.size, LENGTH_BYTES + 1) if file.kind == SHARD else file.size for file in anchor.files]
     check_file_sizes(paths, kinds, sizes, what)
+    for file in anchor.files:
+        if file.kind != SHARD and len(file.ranges) < 2 and file.blake3 != (*file.ranges, _NO_BYTES)[0]:
+            raise DamagedError(what, f"file {shown(file.path)} has another blake3 than its only range")
     check_skipped(anchor.skipped, paths, what)
     if files_digest((file.path, file.kind, file.blake3) for file in anchor.files) != anchor.target.files:
         raise DamagedError(what, "its files do not make up the files digest of its target")

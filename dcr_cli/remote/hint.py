@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dcr_cli.delta.line import COMMIT_LIMIT, count, decode_line, encode_line
+from dcr_cli.delta.line import COMMIT_LIMIT, count, decode_line, encode_line, member
 from dcr_cli.errors import DcrError
 from dcr_cli.remote.keys import HINT_KEY, MOST_VERSION, Place, is_id
 from dcr_cli.store.store import Store
@@ -23,6 +23,7 @@ class Hint:
 
 
 def encode_hint(hint: Hint) -> bytes:
+    """Encode a hint as one line of JSON."""
     members = {
         "history": hint.history,
         "version": hint.place.version,
@@ -38,12 +39,13 @@ def decode_hint(data: bytes) -> Hint | None:
     try:
         document = decode_line(data, HINT_KEY)
         version = count(document, "version", MOST_VERSION + 1, HINT_KEY)
+        texts = (member(document, key, str, HINT_KEY) for key in ("history", "id", "state", "created"))
+        history, own, state, created = texts
     except DcrError:
         return None
-    history, own, state = (str(document.get(key)) for key in ("history", "id", "state"))
-    if not (is_id(history) and is_id(own) and state in (STREAMING, PREPARED, GIVEN_UP) and version):
+    if not (version and is_id(history) and is_id(own) and state in (STREAMING, PREPARED, GIVEN_UP)):
         return None
-    return Hint(history, Place(version, own), state, str(document.get("created", "")))
+    return Hint(history, Place(version, own), state, created)
 
 
 def read_hint(store: Store) -> Hint | None:
@@ -56,4 +58,5 @@ def read_hint(store: Store) -> Hint | None:
 
 
 def write_hint(store: Store, hint: Hint) -> None:
+    """Write the hint of a remote over the one before."""
     store.put(HINT_KEY, encode_hint(hint))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dcr_cli.checkpoint.names import listed
 from dcr_cli.delta.line import COMMIT_LIMIT, decode_line, encode_line, member
 from dcr_cli.errors import DamagedError, NotFoundError, UnsupportedError
 from dcr_cli.remote.keys import HISTORY_KEY, is_id
@@ -23,6 +24,7 @@ class History:
 
 
 def encode_history(history: History) -> bytes:
+    """Encode dcr.json as one line of JSON."""
     members = {
         "history": history.id,
         "encodings": list(history.encodings),
@@ -40,9 +42,12 @@ def decode_history(data: bytes, what: str) -> History:
         raise DamagedError(what, "history is not an id")
     if not encodings or not all(isinstance(encoding, str) for encoding in encodings):
         raise DamagedError(what, "encodings is not a list of names")
+    if len(set(encodings)) < len(encodings):
+        raise DamagedError(what, "encodings has a name twice")
     unknown = sorted(set(encodings).difference(ENCODINGS))
     if unknown:
-        raise UnsupportedError(what, f"allows encoding {unknown[0]!r}, unknown to this dcr", hint="use a newer dcr")
+        facts = f"allows encodings unknown to this dcr: {listed(unknown)}"
+        raise UnsupportedError(what, facts, hint="it needs a newer dcr")
     created, publisher = (member(document, key, str, what) for key in ("created", "publisher"))
     return History(document["history"], tuple(encodings), created, publisher)
 

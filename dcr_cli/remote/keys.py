@@ -6,6 +6,7 @@ import re
 import secrets
 from typing import NamedTuple
 
+from dcr_cli.checkpoint.names import shown
 from dcr_cli.delta.output import COMMIT_NAME, DIGESTS_NAME, MANIFEST_NAME, PAYLOADS_NAME
 from dcr_cli.delta.payload import payload_name
 from dcr_cli.errors import UsageError
@@ -17,11 +18,14 @@ MOST_VERSION = 9_999_999_999
 ID_DIGITS = 32
 
 _ID = re.compile(rf"[0-9a-f]{{{ID_DIGITS}}}")
-_COMMIT = re.compile(r"commits/([0-9]{10})\.json")
-_VERSION = re.compile(rf"versions/([0-9]{{10}})-([0-9a-f]{{{ID_DIGITS}}})/(.+)")
-_ANCHOR = re.compile(rf"anchors/([0-9]{{10}})-([0-9a-f]{{{ID_DIGITS}}})(?:\.json|/files/.+)")
-_ACKNOWLEDGEMENT = re.compile(rf"acks/([0-9]{{10}})-([0-9a-f]{{{ID_DIGITS}}})/([^/]+)\.({STAGED}|{APPLIED})")
-_RECEIVER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
+_NUMBER = r"((?!0{10})[0-9]{10})"
+_PLACE = rf"{_NUMBER}-([0-9a-f]{{{ID_DIGITS}}})"
+_NAME = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}"
+_COMMIT = re.compile(rf"commits/{_NUMBER}\.json")
+_VERSION = re.compile(rf"versions/{_PLACE}/(.+)")
+_ANCHOR = re.compile(rf"anchors/{_PLACE}(?:\.json|/files/.+)")
+_ACKNOWLEDGEMENT = re.compile(rf"acks/{_PLACE}/({_NAME})\.({STAGED}|{APPLIED})")
+_RECEIVER = re.compile(_NAME)
 
 
 class Place(NamedTuple):
@@ -51,10 +55,15 @@ def is_id(text: object) -> bool:
     return isinstance(text, str) and _ID.fullmatch(text) is not None
 
 
+def is_receiver(name: str) -> bool:
+    """Whether keys can have the name of a receiver."""
+    return _RECEIVER.fullmatch(name) is not None
+
+
 def check_receiver(name: str) -> str:
     """Return a receiver's name; UsageError if keys cannot have it."""
-    if _RECEIVER.fullmatch(name) is None:
-        facts = f"{name!r} is no name: letters, digits, _ . and - are, at most 128 of them, the first no . or -"
+    if not is_receiver(name):
+        facts = f"{shown(name)} is no name: letters, digits, _ . and - are, at most 128 of them, the first no . or -"
         raise UsageError("--receiver", facts)
     return name
 

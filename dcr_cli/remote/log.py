@@ -5,22 +5,23 @@ It is read by get alone. What is in a version is not its business.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from dcr_cli.checkpoint.digest import State
 from dcr_cli.delta.line import COMMIT_LIMIT
 from dcr_cli.errors import DamagedError, NotFoundError, WrongBaseError
+from dcr_cli.remote.history import read_history
 from dcr_cli.remote.keys import MOST_VERSION, commit_key
 from dcr_cli.remote.signing import Trust
-from dcr_cli.remote.version import COMMIT_KIND, Published, decode_version
+from dcr_cli.remote.version import COMMIT_KIND, Published, Version, decode_version
 from dcr_cli.store.store import Store
 
 # So many commits are asked for at once.
 _AT_ONCE = 16
 # One of so many of the newest versions may be what a folder is at that nobody has said anything of.
 ADOPTED_VERSIONS = 64
+_TAMPERED = "the log was tampered with, or two were mixed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,7 @@ class Log:
         Access denied means that there is no such commit; so whoever calls has to have read something of this remote.
         """
         first = known + 1
-        if not self._has(first):
+        if first > MOST_VERSION or not self._has(first):
             return known
         step = 1
         while first + step <= MOST_VERSION and self._has(first + step):
@@ -90,11 +91,12 @@ class Log:
 
     def check_known(self, known: Known, seen_at: str) -> Published:
         """Read the commit that somebody has seen; WrongBaseError if the log has it no more, or another one."""
-        if known.history != self._history:
-            facts = f"{seen_at} follows history {known.history}, the remote holds {self._history}"
-            raise WrongBaseError(self._store.shown, facts, hint="use another address for another history")
+        self._check_history(known, self._history, seen_at)
         published = self.read(known.version, is_denied_absent=True)
         if published is None:
+            # Where not even this can be read, access denied says nothing of one commit.
+            held = read_history(self._store)
+            self._check_history(known, held.id if held is not None else self._history, seen_at)
             facts = f"its log ends below version {known.version}, which {seen_at} has seen"
             raise WrongBaseError(self._store.shown, facts, hint="give --version N to go back")
         if published.blake3 != known.blake3:
@@ -111,27 +113,35 @@ class Log:
         return None
 
     def following(self, published: Published, last: int) -> list[Published]:
-        """The versions after `published` up to `last`, each of which names the commit before it."""
-        found: list[Published] = []
-        before = published
-        for following in self._read_all(before.version.number + 1, last):
-            if following.version.previous != before.blake3:
-                what = f"{self._store.shown}/{commit_key(following.version.number)}"
-                facts = f"does not follow the commit of version {before.version.number} that is there"
-                raise DamagedError(what, facts, hint="the log was tampered with, or two were mixed")
-            found.append(following)
-            before = following
-        return found
+        """The versions after `published` up to `last`, each of which names the commit before it.
 
-    def _read_all(self, first: int, last: int) -> Iterator[Published]:
-        if last - first < 1:
-            yield from map(self.require, range(first, last + 1))
-            return
-        with ThreadPoolExecutor(min(_AT_ONCE, last - first + 1), "dcr-log") as pool:
-            try:
-                yield from pool.map(self.require, range(first, last + 1))
-            finally:
-                pool.shutdown(wait=True, cancel_futures=True)
+        The last one is known to be there, so that one that is missing before it is DamagedError.
+        """
+        found = [published]
+        with ThreadPoolExecutor(_AT_ONCE, "dcr-log") as pool:
+            # Some at a time: what a remote says is its last version can be any number.
+            for first in range(published.version.number + 1, last + 1, _AT_ONCE):
+                numbers = range(first, min(first + _AT_ONCE, last + 1))
+                for number, following in zip(numbers, pool.map(self.read, numbers), strict=True):
+                    if following is None:
+                        what = f"{self._store.shown}/{commit_key(number)}"
+                        raise DamagedError(what, f"is not there, although version {last} is", hint=_TAMPERED)
+                    self._check_follows(found[-1].version, found[-1].blake3, following.version)
+                    found.append(following)
+        return found[1:]
+
+    def _check_follows(self, before: Version, blake3: bytes, version: Version) -> None:
+        what = f"{self._store.shown}/{commit_key(version.number)}"
+        if version.previous != blake3:
+            facts = f"does not follow the commit of version {before.number} that is there"
+            raise DamagedError(what, facts, hint=_TAMPERED)
+        if version.delta is not None and version.delta.base != before.target:
+            raise DamagedError(what, f"starts from another state than that of version {before.number}")
+
+    def _check_history(self, known: Known, history: str, seen_at: str) -> None:
+        if known.history != history:
+            facts = f"{seen_at} follows history {known.history}, the remote holds {history}"
+            raise WrongBaseError(self._store.shown, facts, hint="use another address for another history")
 
     def _has(self, version: int) -> bool:
         return self._store.get(commit_key(version), most_bytes=COMMIT_LIMIT, is_denied_absent=True) is not None

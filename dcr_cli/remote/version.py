@@ -20,10 +20,9 @@ from dcr_cli.delta.line import (
     state_members,
     state_of as state_of_member,
 )
-from dcr_cli.delta.manifest_rules import PAYLOAD_COUNT_LIMIT
 from dcr_cli.errors import DamagedError
 from dcr_cli.remote.keys import MOST_VERSION, Place, is_id
-from dcr_cli.remote.signing import Signed, split_signed
+from dcr_cli.remote.signing import MAX_SIGNATURES_BYTES, Signed, split_signed
 
 # What is signed is told apart by these.
 COMMIT_KIND = "commit"
@@ -105,22 +104,17 @@ def encode_version(version: Version) -> bytes:
     else:
         members |= {
             "target": state_members(parts.target),
-            "manifest": {
-                "blake3": blake3_text(parts.document_blake3),
-                "decoded": blake3_text(parts.document_blake3),
-                "bytes": parts.document_bytes,
-            },
+            "manifest": {"blake3": blake3_text(parts.document_blake3), "bytes": parts.document_bytes},
             "payloads": {"count": parts.file_count, "bytes": parts.file_bytes},
         }
-    return encode_line(members | {"created": version.created, "publisher": version.publisher}, "commit")
+    members |= {"created": version.created, "publisher": version.publisher}
+    return encode_line(members, "commit", limit=COMMIT_LIMIT - MAX_SIGNATURES_BYTES)
 
 
 def decode_version(data: bytes, number: int, what: str) -> Published:
     """Decode and check the commit of version `number`; DamagedError, or UnsupportedError, names `what`."""
-    if len(data) > COMMIT_LIMIT:
-        raise DamagedError(what, f"has {len(data)} bytes, at most {COMMIT_LIMIT} are allowed")
     if not data:
-        raise DamagedError(what, "is empty")
+        raise DamagedError(what, "is empty", hint=_HINT)
     signed = split_signed(data, what)
     document = decode_line(signed.line, what, hint=_HINT)
     found = count(document, "version", MOST_VERSION + 1, what)
@@ -158,6 +152,6 @@ def _anchor_parts(document: dict[str, Any], what: str) -> AnchorParts:
         target=state_of_member(document, "target", what),
         document_blake3=parse_blake3(manifest.get("blake3"), f"{what}: manifest blake3"),
         document_bytes=count(manifest, "bytes", BYTES_LIMIT, f"{what}: manifest"),
-        file_count=count(payloads, "count", PAYLOAD_COUNT_LIMIT + 1, f"{what}: payloads"),
+        file_count=count(payloads, "count", BYTES_LIMIT, f"{what}: payloads"),
         file_bytes=count(payloads, "bytes", BYTES_LIMIT, f"{what}: payloads"),
     )
