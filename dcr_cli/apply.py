@@ -18,7 +18,7 @@ from dcr_cli.checkpoint.patterns import check_patterns
 from dcr_cli.delta.delta import open_delta
 from dcr_cli.delta.payload import PayloadReader
 from dcr_cli.durable import Folder
-from dcr_cli.errors import IncompleteError, LocalError, UsageError
+from dcr_cli.errors import IN_A_CIRCLE, IncompleteError, LocalError, UsageError
 from dcr_cli.receiver.apply_result import ApplyResult, done, nothing_done
 from dcr_cli.receiver.beside import ASIDE, apply_aside, apply_to
 from dcr_cli.receiver.change import IN_PLACE, REPLACE, Change
@@ -197,7 +197,7 @@ def _check_apart(delta: Path, checkpoint: Path, to: Path | None) -> None:
             facts = "is a link that leads in a circle"
             if name == "output":
                 raise UsageError(str(path), facts, hint="choose another name for the output")
-            raise LocalError(f"{name} {path}", facts)
+            raise LocalError(f"{name} {path}", facts, hint=IN_A_CIRCLE)
     places = {name: Path(os.path.realpath(path)) for name, path in given.items()}
     if to is not None and places["output"] == places["checkpoint"]:
         raise UsageError(str(to), "is the checkpoint itself", hint="leave out --to to change it where it is")
