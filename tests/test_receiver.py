@@ -12,6 +12,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
@@ -19,6 +20,7 @@ from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -187,6 +189,31 @@ class TestAFolderThatMayNotBeChanged:
         assert in_child(as_other) == 0
 
 
+def _interrupted_at(number: int, run: Callable[[], object]) -> bool:
+    """Run with an interrupt before instruction `number` of the modules that take locks; whether `run` ended before."""
+    steps = count()
+
+    def trace(frame: FrameType, event: str, argument: object) -> object:
+        if "__del__" in (frame.f_code.co_name, frame.f_back.f_code.co_name if frame.f_back is not None else ""):
+            # Python lets nothing out of there.
+            return None
+        frame.f_trace_opcodes = frame.f_globals["__name__"] in ("dcr_cli.locking", "dcr_cli.receiver.receiver")
+        if event == "opcode" and next(steps) == number:
+            sys.settrace(None)
+            raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)  # type: ignore[arg-type]
+    try:
+        run()
+    except KeyboardInterrupt:
+        return False
+    finally:
+        sys.settrace(before)
+    return True
+
+
 class TestLock:
     def test_one_at_a_time(self, tiny: Folders) -> None:
         receiver, target, delta = tiny
@@ -225,7 +252,7 @@ class TestLock:
         if child == 0:
             folder = open_folder(receiver)
             folder.make_folder(".dcr")
-            lock(folder.open_folder(".dcr"), "lock")
+            _held = lock(folder.open_folder(".dcr"), "lock")
             os.write(go, b"x")
             signal.pause()
             os._exit(0)
@@ -239,6 +266,25 @@ class TestLock:
         os.waitpid(child, 0)
         apply(delta, receiver)
         assert tree(receiver) == tree(target)
+
+    @pytest.mark.parametrize("is_there", [True, False])
+    def test_an_interrupt_anywhere_leaves_none(self, tmp_path: Path, is_there: bool) -> None:
+        """Whoever uses the library and goes on after Ctrl-C can take it again."""
+        if is_there:
+            (tmp_path / ".dcr").mkdir()
+
+        def open_and_close() -> None:
+            with open_folder(tmp_path) as root, Receiver(root):
+                pass
+
+        for number in count():
+            if _interrupted_at(number, open_and_close):
+                break
+            open_and_close()
+            shutil.rmtree(tmp_path / ".dcr", ignore_errors=True)
+            if is_there:
+                (tmp_path / ".dcr").mkdir()
+        assert number > 100
 
     @pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP])
     def test_a_mount_without_locks(self, tiny: Folders, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,7 +314,7 @@ class TestLock:
         if child == 0:
             folder = open_folder(receiver)
             folder.make_folder(".dcr")
-            lock(folder.open_folder(".dcr"), "lock")
+            _held = lock(folder.open_folder(".dcr"), "lock")
             os.write(go, b"x")
             signal.pause()
             os._exit(0)
