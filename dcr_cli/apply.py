@@ -114,7 +114,7 @@ def _change(receiver: Receiver, target: Target, mode: str, skip: Sequence[str]) 
         plan,
         files=change.changed_paths,
         bytes_written=change.bytes_written,
-        foreign=found.foreign,
+        foreign=tuple(sorted({*found.foreign, *change.left})),
     )
 
 
@@ -130,6 +130,7 @@ def _finish(receiver: Receiver, target: Target, marker: Marker) -> ApplyResult:
     change.finish()
     ours = {*(shard.path for shard in plan.shards), *(file.path for file in base.files), *change.changed_paths}
     ours |= {row.path for row in target.delta.manifest.files}
+    ours -= set(change.left)
     strangers: list[str] = []
     present = scan(root.path, skip=target.delta.manifest.skipped, strangers=strangers)
     foreign = tuple(sorted([*(path for path in present if path not in ours), *strangers]))

@@ -21,7 +21,7 @@ from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 from types import FrameType
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -45,7 +45,7 @@ from dcr_cli.receiver.record import Record, read_record
 from dcr_cli.verify import verify
 from faults import StoppedError, watching
 from receivers import fresh_copy, make_delta, names_below, state_of, tree, write_rich_pair
-from strategies import INDEX, tensor_of, with_changes, write_checkpoint, write_tiny_pair
+from strategies import INDEX, tensor_of, tiny_tensors, with_changes, write_checkpoint, write_tiny_pair
 
 Folders = tuple[Path, Path, Path]
 
@@ -752,6 +752,111 @@ class TestFinishing:
         apply(delta, receiver)
         assert tree(receiver) == tree(target)
         assert {(receiver / name).stat().st_mode & 0o777 for name in names} == {0o600}
+
+
+class TestPutThereSinceItStopped:
+    """What somebody puts into a checkpoint after an apply to it was stopped is neither removed nor replaced."""
+
+    BASE: ClassVar = {"config.json": b"{}", "old.txt": b"old", "notes.txt": b"1", "d/x.json": b"x"}
+    TARGET: ClassVar = {"config.json": b"{}", "notes.txt": b"2", "d": b"a file now"}
+    # Before anything is changed, and when all but the files beside the shards is done.
+    STEPS = ("held/config.json", "000000.done")
+
+    @pytest.fixture
+    def pair(self, tmp_path: Path) -> Folders:
+        old, new = tiny_tensors()
+        base = write_checkpoint(tmp_path / "base", old, shards=2, sidecars=self.BASE)
+        target = write_checkpoint(tmp_path / "target", new, shards=1, index=False, sidecars=self.TARGET)
+        return fresh_copy(base, tmp_path / "receiver"), target, make_delta(base, target, tmp_path / "delta")
+
+    def stop(self, receiver: Path, delta: Path, step: str, mode: str) -> None:
+        def hook(kind: str, path: str, other: str) -> None:
+            if kind == "rename" and other.endswith(step):
+                raise StoppedError
+
+        with watching(hook), pytest.raises(StoppedError):
+            apply(delta, receiver, mode=mode)
+        with pytest.raises(IncompleteError):
+            open_checkpoint(receiver)
+
+    def put(self, path: Path, content: bytes) -> None:
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(content)
+
+    @pytest.mark.parametrize("mode", ["replace", "in-place"])
+    @pytest.mark.parametrize("step", STEPS)
+    def test_where_the_delta_removes_a_file(self, pair: Folders, step: str, mode: str) -> None:
+        receiver, target, delta = pair
+        self.stop(receiver, delta, step, mode)
+        self.put(receiver / "old.txt", b"mine")
+        result = apply(delta, receiver, mode=mode)
+        assert result.recovered and result.foreign == ("old.txt",)
+        assert tree(receiver) == tree(target) | {"old.txt": b"mine"}
+        record = _record_of(receiver)
+        assert record is not None and {file.path for file in record.files} == set(tree(target))
+
+    @pytest.mark.parametrize("step", STEPS)
+    def test_the_base_file_put_back_is_removed(self, pair: Folders, step: str) -> None:
+        receiver, target, delta = pair
+        self.stop(receiver, delta, step, "replace")
+        self.put(receiver / "old.txt", b"old")
+        assert apply(delta, receiver).foreign == ()
+        assert tree(receiver) == tree(target)
+
+    def test_at_the_last_moment_of_the_first_run(self, pair: Folders) -> None:
+        receiver, target, delta = pair
+
+        def hook(kind: str, path: str, other: str) -> None:
+            if kind == "rename" and other.endswith("held/config.json"):
+                (receiver / "old.txt").write_bytes(b"mine")
+
+        with watching(hook):
+            result = apply(delta, receiver)
+        assert not result.recovered and result.foreign == ("old.txt",)
+        assert tree(receiver) == tree(target) | {"old.txt": b"mine"}
+
+    @pytest.mark.parametrize("mode", ["replace", "in-place"])
+    @pytest.mark.parametrize(
+        ("step", "name", "hint"),
+        [
+            *((step, name, "move it away") for step in STEPS for name in ("notes.txt", "d/mine.txt", "d/x.json")),
+            *((step, INDEX, "move it away to keep it") for step in STEPS),
+            ("000000.done", "model-00001-of-00002.safetensors", "move it away to keep it"),
+        ],
+    )
+    def test_what_is_in_the_way_is_refused(self, pair: Folders, step: str, name: str, hint: str, mode: str) -> None:
+        receiver, target, delta = pair
+        self.stop(receiver, delta, step, mode)
+        self.put(receiver / name, b"mine")
+        before = names_below(receiver), tree(receiver)
+        with pytest.raises(WrongBaseError) as caught:
+            apply(delta, receiver, mode=mode)
+        assert caught.value.what == str(receiver / name) and caught.value.hint == hint
+        assert (names_below(receiver), tree(receiver)) == before
+        (receiver / name).unlink()
+        apply(delta, receiver, mode=mode)
+        assert tree(receiver) == tree(target)
+
+    def test_a_config(self, pair: Folders) -> None:
+        receiver, target, delta = pair
+        self.stop(receiver, delta, "000000.done", "replace")
+        self.put(receiver / "config.json", b"mine")
+        with pytest.raises(WrongBaseError, match=r"config\.json: was put there since the change began"):
+            apply(delta, receiver)
+        (receiver / "config.json").unlink()
+        apply(delta, receiver)
+        assert tree(receiver) == tree(target)
+
+    def test_a_config_that_is_changed_before_it_is_put_away(self, pair: Folders) -> None:
+        receiver, target, delta = pair
+        self.stop(receiver, delta, "held/config.json", "replace")
+        self.put(receiver / "config.json", b"mine")
+        with pytest.raises(ConflictError, match=r"config\.json: was changed since the change began"):
+            apply(delta, receiver)
+        assert (receiver / "config.json").read_bytes() == b"mine"
+        self.put(receiver / "config.json", b"{}")
+        apply(delta, receiver)
+        assert tree(receiver) == tree(target)
 
 
 def test_markers() -> None:
