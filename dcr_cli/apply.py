@@ -18,7 +18,7 @@ from dcr_cli.checkpoint.patterns import check_patterns
 from dcr_cli.delta.delta import open_delta
 from dcr_cli.delta.payload import PayloadReader
 from dcr_cli.durable import Folder
-from dcr_cli.errors import IncompleteError, LocalError, UsageError
+from dcr_cli.errors import IN_A_CIRCLE, IncompleteError, LocalError, UsageError
 from dcr_cli.receiver.apply_result import ApplyResult, done, nothing_done
 from dcr_cli.receiver.beside import ASIDE, apply_aside, apply_to
 from dcr_cli.receiver.change import IN_PLACE, REPLACE, Change
@@ -128,7 +128,7 @@ def _change(receiver: Receiver, target: Target, mode: str, skip: Sequence[str]) 
         plan,
         files=change.changed_paths,
         bytes_written=change.bytes_written,
-        foreign=found.foreign,
+        foreign=tuple(sorted({*found.foreign, *change.left})),
     )
 
 
@@ -144,6 +144,7 @@ def _finish(receiver: Receiver, target: Target, marker: Marker) -> ApplyResult:
     change.finish()
     ours = {*(shard.path for shard in plan.shards), *(file.path for file in base.files), *change.changed_paths}
     ours |= {row.path for row in target.delta.manifest.files}
+    ours -= set(change.left)
     strangers: list[str] = []
     present = scan(root.path, skip=target.delta.manifest.skipped, strangers=strangers)
     foreign = tuple(sorted([*(path for path in present if path not in ours), *strangers]))
@@ -211,7 +212,7 @@ def _check_apart(delta: Path, checkpoint: Path, to: Path | None) -> None:
             facts = "is a link that leads in a circle"
             if name == "output":
                 raise UsageError(str(path), facts, hint="choose another name for the output")
-            raise LocalError(f"{name} {path}", facts)
+            raise LocalError(f"{name} {path}", facts, hint=IN_A_CIRCLE)
     places = {name: Path(os.path.realpath(path)) for name, path in given.items()}
     if to is not None and places["output"] == places["checkpoint"]:
         raise UsageError(str(to), "is the checkpoint itself", hint="leave out --to to change it where it is")

@@ -149,10 +149,13 @@ class File:
 
     def close(self) -> None:
         """Close it; some file systems report only here that a write found no room."""
-        fd, self.fd = self.fd, -1
-        if fd >= 0:
-            with translating(self.path, "cannot be closed"):
+        try:
+            # With nothing in between, so that no signal leaves it open and forgotten.
+            fd, self.fd = self.fd, -1
+            if fd >= 0:
                 os.close(fd)
+        except OSError as error:
+            raise _translated(error, self.path, "cannot be closed") from error
 
 
 class Folder:

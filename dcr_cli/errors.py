@@ -87,6 +87,8 @@ class HookError(DcrError):
 
 # The hint for what the system forbids.
 MAY_NOT = "run as a user who may, or have its mode changed"
+# The hint for links that lead nowhere.
+IN_A_CIRCLE = "readlink shows where a link leads; have it lead to what is meant"
 
 
 def hint_of(error: OSError) -> str | None:
@@ -97,6 +99,7 @@ def hint_of(error: OSError) -> str | None:
 _HINTS = {
     errno.EACCES: MAY_NOT,
     errno.EPERM: MAY_NOT,
+    errno.ELOOP: IN_A_CIRCLE,
     errno.EROFS: "its file system is mounted read-only; choose another place",
     errno.EMFILE: "raise the limit of open files: ulimit -n",
     errno.EIO: "the disk fails; see the system's log",

@@ -18,10 +18,18 @@ from dcr_cli.holder import MAX_HOLDER_BYTES, Holder, decode_holder, encode_holde
 
 
 class Lock:
-    """A lock that the kernel ends with the process that holds it; a context manager."""
+    """A lock that the kernel ends with the process that holds it; a context manager.
+
+    It ends, too, when nobody knows of it any more: an interrupt may come before whoever asked for it has it.
+    """
+
+    # The one that has it; none until all else is there.
+    _process: int | None = None
 
     def __init__(self, file: File) -> None:
         self._file = file
+        self._is_taken = False
+        self._process = os.getpid()
 
     def __enter__(self) -> Self:
         return self
@@ -29,9 +37,36 @@ class Lock:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        # Empty, because who held it may live on, and counts as a holder where a lock is granted twice.
+        self.end()
+
+    def __del__(self) -> None:
+        # In a process that was forked meanwhile it is still the other one's.
+        if self._process == os.getpid():
+            with suppress(DcrError, OSError):
+                self.end()
+
+    def take(self, folder: Folder, name: str) -> bool:
+        """Take the lock whose file was opened as `name`; False if that was removed meanwhile. ConflictError says who
+        has it."""
+        _flock(self._file)
+        # Between our opening it and locking it, the holder before us may have removed it.
+        if not _is_at(folder, name, self._file.fd):
+            return False
+        _check_no_other(self._file)
+        self._is_taken = True
+        text = encode_holder(this_process())
+        self._file.write_at(0, text)
+        self._file.resize(len(text))
+        return True
+
+    def end(self) -> None:
+        """Let others have it, if it is not ended already."""
+        if self._file.fd < 0:
+            return
         try:
-            self._file.resize(0)
+            # Empty, because who held it may live on, and counts as a holder where a lock is granted twice.
+            if self._is_taken:
+                self._file.resize(0)
         finally:
             self._file.close()
 
@@ -44,23 +79,17 @@ def lock(folder: Folder, name: str) -> Lock:
     while True:
         is_new = folder.status(name) is None
         file = folder.open_or_create(name)
+        taken = Lock(file)
         try:
-            _flock(file)
-            # Between our opening it and locking it, the holder before us may have removed it.
-            if not _is_at(folder, name, file.fd):
-                file.close()
-                continue
-            _check_no_other(file)
-            text = encode_holder(this_process())
-            file.write_at(0, text)
-            file.resize(len(text))
+            if taken.take(folder, name):
+                return taken
+            taken.end()
         except BaseException as error:
             # What went wrong before is the cause to report, not that tidying up failed after it.
-            with suppress(DcrError, OSError), file:
+            with suppress(DcrError, OSError), taken:
                 if is_new and not isinstance(error, ConflictError) and _is_at(folder, name, file.fd):
                     folder.remove(name)
             raise
-        return Lock(file)
 
 
 @dataclass(frozen=True, slots=True)

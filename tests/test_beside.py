@@ -226,6 +226,28 @@ class TestUnknown:
         assert tree(link) == {**tree(target), "notes.txt": b"mine"}
         assert not old.exists()
 
+    @pytest.mark.parametrize("moment", ["mkdir", "symlink"])
+    def test_in_a_folder_that_becomes_a_file(self, tmp_path: Path, moment: str) -> None:
+        """Whether before anything is built or just before the link is turned."""
+        base, target = write_tiny_pair(tmp_path)
+        (base / "d").mkdir()
+        (base / "d/x.json").write_text("x")
+        (target / "d").write_text("a file now")
+        delta = make_delta(base, target, tmp_path / "delta")
+        link, _, _ = linked(tmp_path, "link", "link-1", base, target, delta)
+        mine = tmp_path / "link-1/d/sub/mine.txt"
+
+        def write(kind: str, path: str, other: str) -> None:
+            if kind == moment and not mine.exists():
+                mine.parent.mkdir()
+                mine.write_text("mine")
+
+        with watching(write):
+            result = apply(delta, link, mode="aside")
+        assert tree(link) == tree(target)
+        assert (result.previous, result.not_carried) == (str(tmp_path / "link-1"), (str(mine),))
+        assert mine.read_text() == "mine"
+
     @pytest.mark.parametrize("what", ["shard", "fifo", "changed"])
     def test_what_cannot_be_carried_over(self, case: tuple[Path, Path, Path], what: str) -> None:
         link, target, delta = case

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from fnmatch import fnmatchcase
 
 import pytest
@@ -26,6 +28,26 @@ def test_the_standard_library_agrees(patterns: list[str], path: str) -> None:
     above = [path[:at] for at, character in enumerate(path) if character == "/"]
     names = [path, *above, *(f"{folder}/" for folder in above)]
     assert Patterns(patterns).match(path) == any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
+
+
+@given(st.text("a-!]^\\&|~[\U0010ffff\0", min_size=1, max_size=6), st.characters())
+@example("!a", "\0")
+@example("a-", "\U0010ffff")
+@example("\0-\U0010ffff", "x")
+@example("]-a", "_")
+@example("!-a", "b")
+def test_the_standard_library_agrees_on_sets(inside: str, character: str) -> None:
+    for tried in (character, *inside, *(chr(min(ord(each) + 1, sys.maxunicode)) for each in inside)):
+        assert Patterns([f"[{inside}]"]).match(tried) == fnmatchcase(tried, f"[{inside}]")
+
+
+def test_many_sets_and_many_characters_take_no_time_of_each_pair() -> None:
+    """A path of 4000 different characters against 2700 different sets, each of another one."""
+    path = "".join(map(chr, range(0x4E00, 0x4E00 + 4000)))
+    patterns = Patterns(["*" + "".join(f"[{character}]" for character in path[:2700])])
+    began = time.process_time()
+    assert not patterns.match(path) and patterns.match("x" + path[:2700])
+    assert time.process_time() - began < 2
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
@@ -19,7 +20,8 @@ from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
-from typing import Any
+from types import FrameType
+from typing import Any, ClassVar
 
 import pytest
 
@@ -43,7 +45,7 @@ from dcr_cli.receiver.record import Record, read_record
 from dcr_cli.verify import verify
 from faults import StoppedError, watching
 from receivers import fresh_copy, make_delta, names_below, state_of, tree, write_rich_pair
-from strategies import INDEX, tensor_of, with_changes, write_checkpoint, write_tiny_pair
+from strategies import INDEX, tensor_of, tiny_tensors, with_changes, write_checkpoint, write_tiny_pair
 
 Folders = tuple[Path, Path, Path]
 
@@ -187,6 +189,31 @@ class TestAFolderThatMayNotBeChanged:
         assert in_child(as_other) == 0
 
 
+def _interrupted_at(number: int, run: Callable[[], object]) -> bool:
+    """Run with an interrupt before instruction `number` of the modules that take locks; whether `run` ended before."""
+    steps = count()
+
+    def trace(frame: FrameType, event: str, argument: object) -> object:
+        if "__del__" in (frame.f_code.co_name, frame.f_back.f_code.co_name if frame.f_back is not None else ""):
+            # Python lets nothing out of there.
+            return None
+        frame.f_trace_opcodes = frame.f_globals["__name__"] in ("dcr_cli.locking", "dcr_cli.receiver.receiver")
+        if event == "opcode" and next(steps) == number:
+            sys.settrace(None)
+            raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)  # type: ignore[arg-type]
+    try:
+        run()
+    except KeyboardInterrupt:
+        return False
+    finally:
+        sys.settrace(before)
+    return True
+
+
 class TestLock:
     def test_one_at_a_time(self, tiny: Folders) -> None:
         receiver, target, delta = tiny
@@ -225,7 +252,7 @@ class TestLock:
         if child == 0:
             folder = open_folder(receiver)
             folder.make_folder(".dcr")
-            lock(folder.open_folder(".dcr"), "lock")
+            _held = lock(folder.open_folder(".dcr"), "lock")
             os.write(go, b"x")
             signal.pause()
             os._exit(0)
@@ -239,6 +266,25 @@ class TestLock:
         os.waitpid(child, 0)
         apply(delta, receiver)
         assert tree(receiver) == tree(target)
+
+    @pytest.mark.parametrize("is_there", [True, False])
+    def test_an_interrupt_anywhere_leaves_none(self, tmp_path: Path, is_there: bool) -> None:
+        """Whoever uses the library and goes on after Ctrl-C can take it again."""
+        if is_there:
+            (tmp_path / ".dcr").mkdir()
+
+        def open_and_close() -> None:
+            with open_folder(tmp_path) as root, Receiver(root):
+                pass
+
+        for number in count():
+            if _interrupted_at(number, open_and_close):
+                break
+            open_and_close()
+            shutil.rmtree(tmp_path / ".dcr", ignore_errors=True)
+            if is_there:
+                (tmp_path / ".dcr").mkdir()
+        assert number > 100
 
     @pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP])
     def test_a_mount_without_locks(self, tiny: Folders, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,7 +314,7 @@ class TestLock:
         if child == 0:
             folder = open_folder(receiver)
             folder.make_folder(".dcr")
-            lock(folder.open_folder(".dcr"), "lock")
+            _held = lock(folder.open_folder(".dcr"), "lock")
             os.write(go, b"x")
             signal.pause()
             os._exit(0)
@@ -706,6 +752,111 @@ class TestFinishing:
         apply(delta, receiver)
         assert tree(receiver) == tree(target)
         assert {(receiver / name).stat().st_mode & 0o777 for name in names} == {0o600}
+
+
+class TestPutThereSinceItStopped:
+    """What somebody puts into a checkpoint after an apply to it was stopped is neither removed nor replaced."""
+
+    BASE: ClassVar = {"config.json": b"{}", "old.txt": b"old", "notes.txt": b"1", "d/x.json": b"x"}
+    TARGET: ClassVar = {"config.json": b"{}", "notes.txt": b"2", "d": b"a file now"}
+    # Before anything is changed, and when all but the files beside the shards is done.
+    STEPS = ("held/config.json", "000000.done")
+
+    @pytest.fixture
+    def pair(self, tmp_path: Path) -> Folders:
+        old, new = tiny_tensors()
+        base = write_checkpoint(tmp_path / "base", old, shards=2, sidecars=self.BASE)
+        target = write_checkpoint(tmp_path / "target", new, shards=1, index=False, sidecars=self.TARGET)
+        return fresh_copy(base, tmp_path / "receiver"), target, make_delta(base, target, tmp_path / "delta")
+
+    def stop(self, receiver: Path, delta: Path, step: str, mode: str) -> None:
+        def hook(kind: str, path: str, other: str) -> None:
+            if kind == "rename" and other.endswith(step):
+                raise StoppedError
+
+        with watching(hook), pytest.raises(StoppedError):
+            apply(delta, receiver, mode=mode)
+        with pytest.raises(IncompleteError):
+            open_checkpoint(receiver)
+
+    def put(self, path: Path, content: bytes) -> None:
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(content)
+
+    @pytest.mark.parametrize("mode", ["replace", "in-place"])
+    @pytest.mark.parametrize("step", STEPS)
+    def test_where_the_delta_removes_a_file(self, pair: Folders, step: str, mode: str) -> None:
+        receiver, target, delta = pair
+        self.stop(receiver, delta, step, mode)
+        self.put(receiver / "old.txt", b"mine")
+        result = apply(delta, receiver, mode=mode)
+        assert result.recovered and result.foreign == ("old.txt",)
+        assert tree(receiver) == tree(target) | {"old.txt": b"mine"}
+        record = _record_of(receiver)
+        assert record is not None and {file.path for file in record.files} == set(tree(target))
+
+    @pytest.mark.parametrize("step", STEPS)
+    def test_the_base_file_put_back_is_removed(self, pair: Folders, step: str) -> None:
+        receiver, target, delta = pair
+        self.stop(receiver, delta, step, "replace")
+        self.put(receiver / "old.txt", b"old")
+        assert apply(delta, receiver).foreign == ()
+        assert tree(receiver) == tree(target)
+
+    def test_at_the_last_moment_of_the_first_run(self, pair: Folders) -> None:
+        receiver, target, delta = pair
+
+        def hook(kind: str, path: str, other: str) -> None:
+            if kind == "rename" and other.endswith("held/config.json"):
+                (receiver / "old.txt").write_bytes(b"mine")
+
+        with watching(hook):
+            result = apply(delta, receiver)
+        assert not result.recovered and result.foreign == ("old.txt",)
+        assert tree(receiver) == tree(target) | {"old.txt": b"mine"}
+
+    @pytest.mark.parametrize("mode", ["replace", "in-place"])
+    @pytest.mark.parametrize(
+        ("step", "name", "hint"),
+        [
+            *((step, name, "move it away") for step in STEPS for name in ("notes.txt", "d/mine.txt", "d/x.json")),
+            *((step, INDEX, "move it away to keep it") for step in STEPS),
+            ("000000.done", "model-00001-of-00002.safetensors", "move it away to keep it"),
+        ],
+    )
+    def test_what_is_in_the_way_is_refused(self, pair: Folders, step: str, name: str, hint: str, mode: str) -> None:
+        receiver, target, delta = pair
+        self.stop(receiver, delta, step, mode)
+        self.put(receiver / name, b"mine")
+        before = names_below(receiver), tree(receiver)
+        with pytest.raises(WrongBaseError) as caught:
+            apply(delta, receiver, mode=mode)
+        assert caught.value.what == str(receiver / name) and caught.value.hint == hint
+        assert (names_below(receiver), tree(receiver)) == before
+        (receiver / name).unlink()
+        apply(delta, receiver, mode=mode)
+        assert tree(receiver) == tree(target)
+
+    def test_a_config(self, pair: Folders) -> None:
+        receiver, target, delta = pair
+        self.stop(receiver, delta, "000000.done", "replace")
+        self.put(receiver / "config.json", b"mine")
+        with pytest.raises(WrongBaseError, match=r"config\.json: was put there since the change began"):
+            apply(delta, receiver)
+        (receiver / "config.json").unlink()
+        apply(delta, receiver)
+        assert tree(receiver) == tree(target)
+
+    def test_a_config_that_is_changed_before_it_is_put_away(self, pair: Folders) -> None:
+        receiver, target, delta = pair
+        self.stop(receiver, delta, "held/config.json", "replace")
+        self.put(receiver / "config.json", b"mine")
+        with pytest.raises(ConflictError, match=r"config\.json: was changed since the change began"):
+            apply(delta, receiver)
+        assert (receiver / "config.json").read_bytes() == b"mine"
+        self.put(receiver / "config.json", b"{}")
+        apply(delta, receiver)
+        assert tree(receiver) == tree(target)
 
 
 def test_markers() -> None:

@@ -6,8 +6,12 @@ What is left out for it is its users' business.
 from __future__ import annotations
 
 import fnmatch
+import operator
 import re
-from collections.abc import Iterable, Iterator, Sequence
+import sys
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 
 from dcr_cli.checkpoint.names import shown
 from dcr_cli.errors import NOT_SET, UsageError
@@ -45,14 +49,14 @@ class Patterns:
     """Shell patterns, matched together: one step for each character of a path, whatever the patterns are.
 
     A state of the match is a number with a bit for every place in a pattern, before each of its parts and at its end,
-    that what was read so far may lead to.
+    that what was read so far may lead to. A step is a few operations on such numbers.
     """
 
     def __init__(self, patterns: Iterable[str]) -> None:
         self._starts = self._stars = self._ends = self._any = 0
         self._literals: dict[str, int] = {}
-        self._sets: dict[str, int] = {}
         self._known: dict[str, int] = {}
+        sets: dict[str, int] = {}
         place = 1
         for pattern in patterns:
             self._starts |= place
@@ -63,12 +67,13 @@ class Patterns:
                 if part == "?":
                     self._any |= place
                 elif len(part) > 1:
-                    self._sets[part] = self._sets.get(part, 0) | place
+                    sets[part] = sets.get(part, 0) | place
                 else:
                     self._literals[part] = self._literals.get(part, 0) | place
                 place <<= 1
             self._ends |= place
             place <<= 1
+        self._borders, self._in_sets = _places_by_range(sets)
 
     def match(self, path: str) -> bool:
         """Whether a pattern matches the relative path or a folder above it, with or without its last slash."""
@@ -88,13 +93,32 @@ class Patterns:
         """The places whose next part matches a character."""
         places = self._known.get(character)
         if places is None:
-            places = self._any | self._literals.get(character, 0)
-            for part, its_places in self._sets.items():
-                if fnmatch.fnmatchcase(character, part):
-                    places |= its_places
+            in_sets = self._in_sets[bisect_right(self._borders, ord(character))]
+            places = self._any | self._literals.get(character, 0) | in_sets
             if len(self._known) < _KEPT_CHARACTERS:
                 self._known[character] = places
         return places
+
+
+def _places_by_range(sets: Mapping[str, int]) -> tuple[list[int], list[int]]:
+    """Cut all characters into ranges whose members are in the same sets: where each begins but the first, and the
+    places of the sets that its members are in.
+
+    What is in a set can change only at the characters that it names, and after them.
+    """
+    changes: dict[int, int] = {}
+    first = 0
+    for part, places in sets.items():
+        is_member = re.compile(fnmatch.translate(part)).match
+        was_in = is_member("\0") is not None
+        first |= places if was_in else 0
+        for code in sorted({code for character in part for code in (ord(character), ord(character) + 1)}):
+            is_in = code <= sys.maxunicode and is_member(chr(code)) is not None
+            if is_in != was_in:
+                changes[code] = changes.get(code, 0) ^ places
+                was_in = is_in
+    borders = sorted(changes)
+    return borders, list(accumulate((changes[border] for border in borders), operator.xor, initial=first))
 
 
 def _parts(pattern: str) -> Iterator[str]:

@@ -122,7 +122,7 @@ def apply_aside(path: Path, target: Target, skip: Sequence[str], *, keep_previou
                 kept, left = _remove_previous(receiver, parent, link)
             if kept is None:
                 # With its folder, all that this lock's owner might tidy up is gone.
-                old.has_record = True
+                old.keeps_home = True
         files = changed_paths(plan)
         result = done(
             str(path), ASIDE, job, plan, files=files, bytes_written=written, foreign=found.foreign, previous=kept
@@ -250,7 +250,7 @@ def _new_folder(parent: Folder, name: str, *, exist_ok: bool) -> Iterator[Receiv
             # The cause is what counts; what cannot be removed now, the next run removes.
             with suppress(DcrError):
                 _remove_folder(parent, name)
-            receiver.has_record = True
+            receiver.keeps_home = True
             raise
 
 

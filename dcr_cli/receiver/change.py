@@ -19,7 +19,7 @@ from dcr_cli.checkpoint.digest import DIGEST_BYTES
 from dcr_cli.checkpoint.folder import Identity, check_same, identity_of
 from dcr_cli.durable import PRIVATE_FOLDER_MODE, File, Folder, NoRoomError
 from dcr_cli.errors import ConflictError, DamagedError
-from dcr_cli.receiver.checking import check_shards, check_sidecars
+from dcr_cli.receiver.checking import check_shards, check_sidecars, check_unhindered, others
 from dcr_cli.receiver.job import Job, Outcome, whole_work
 from dcr_cli.receiver.journal import Chunk
 from dcr_cli.receiver.places import CONFIG, changed_paths, check_plan, folders_of, has_room
@@ -62,6 +62,8 @@ class Change:
         self._files: NewFiles = new_files(job, plan)
         self.changed_paths = [*changed_paths(plan), *self._files.paths[len(plan.written_files) :]]
         self.bytes_written = 0
+        # What lies where the base had files beside its shards and is not theirs.
+        self.left: list[str] = []
         # Files that this run made or, finishing, has read again, as they were then.
         self._checked: dict[str, Identity] = {}
         self._patched: set[str] = set()
@@ -125,6 +127,8 @@ class Change:
         it since.
         """
         self._receiver.resume()
+        known = [*self._job.base.files, *final_files(self._job, self._plan, self._files)]
+        check_unhindered(self._receiver, self._plan, self.changed_paths, known)
         batches = self._receiver.read_batches()
         self._hold_config()
         self._make_way()
@@ -272,8 +276,10 @@ class Change:
         return numbers
 
     def _make_way(self) -> None:
-        """Remove what lies beside the shards and is not the target's; others may need its place."""
-        self._remove([path for path in self._plan.removed_files if path != CONFIG])
+        """Remove what lies beside the shards and is the base's, not the target's; others may need its place."""
+        self.left = others(self._root, self._plan.removed_files, self._job.base.files)
+        self.changed_paths = [path for path in self.changed_paths if path not in self.left]
+        self._remove([path for path in self._plan.removed_files if path != CONFIG and path not in self.left])
         self._remove_empty_folders()
 
     def _commit(self, batch: Batch) -> None:

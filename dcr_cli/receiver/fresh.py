@@ -75,13 +75,18 @@ class Fresh:
         return self._receiver.home.create_file(_SPOOL, 0o600)
 
     def end(self, foreign: Sequence[str] = ()) -> None:
-        """Add what is shared, the files beside the shards and `foreign` ones, sync, and say that it is complete."""
+        """Add what is shared, the files beside the shards and `foreign` ones, sync, and say that it is complete.
+
+        A foreign one in a folder of the source that has to be a file has no place here.
+        """
         for path, content in self._files.contents(self._job):
             self._root.make_parents(path)
             self._root.write_file(path, content, self._first_mode(path))
             self._take_mode(path)
             self.bytes_written += len(content)
         final = final_files(self._job, self._plan, self._files)
+        files = {file.path for file in final}
+        foreign = [path for path in foreign if files.isdisjoint(_with_those_above(folders_of([path])))]
         for path in (*(file.path for file in final), *foreign):
             if self._root.status(path) is None:
                 self._copy(path)

@@ -81,7 +81,8 @@ class Receiver:
         self.root = root
         locked = lock_folder(root, STATE_FOLDER, LOCK, PRIVATE_FOLDER_MODE)
         self.home, self._lock, self.was_made = locked.folder, locked.lock, locked.was_made
-        self.has_record = not self.was_made
+        # Whether its folder stays when all is done: it was there before, or holds a record now, or is another's.
+        self.keeps_home = not self.was_made
         try:
             # Whoever asks for no marker tidies up nothing that one tells of.
             self.is_marked = self.home.status(MARKER) is not None
@@ -101,7 +102,7 @@ class Receiver:
         with suppress(DcrError) if error is not None else nullcontext(), self._lock, self.home:
             if not self.is_marked:
                 self.clear()
-                if not self.has_record:
+                if not self.keeps_home:
                     self.home.remove(LOCK)
                     # Another process may be about to lock it.
                     self.root.remove_folder(STATE_FOLDER, used_ok=True)

@@ -101,7 +101,7 @@ def record_target(
         target.delta.manifest.skipped,
         mode=mode_of_record(receiver.root, (file.path for file in files)),
     )
-    receiver.has_record = True
+    receiver.keeps_home = True
 
 
 def leave_record(receiver: Receiver, job: Job, files: Sequence[FileDigest], *, is_trusted: bool) -> None:
