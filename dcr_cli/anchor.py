@@ -57,7 +57,7 @@ def anchor(
     check_recorded_patterns(skip)
     key = load_signing_key(sign_key) if sign_key is not None else None
     source = open_checkpoint(checkpoint, skip=skip)
-    with open_store(remote, storage_options) as store:
+    with open_store(remote, storage_options, limit_bytes_per_second=limit_bytes_per_second) as store:
         log = Log(store, require_history(store).id)
         with Workers(threads(jobs), "read", progress) as workers, source.reader() as reader:
             state, _ = read_state(workers, source, reader)

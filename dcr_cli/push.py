@@ -163,7 +163,9 @@ def push(
     _check_ready(Path(checkpoint), ready)
     source = open_checkpoint(checkpoint, skip=skip)
     _check_settled(source, settle_seconds, time.time())
-    with open_store(remote, storage_options, is_single_writer=single_writer) as store:
+    with open_store(
+        remote, storage_options, is_single_writer=single_writer, limit_bytes_per_second=limit_bytes_per_second
+    ) as store:
         author = Author(publisher, created, key)
         run = _Push(store, source, options, author, _Effort(threads(jobs), progress))
         result = run.run()
@@ -194,7 +196,8 @@ class _Push:
         self.published: Published | None = None
 
     def run(self) -> PushResult:
-        history = read_history(self._store)
+        # Where absence looks like a lack of rights, only creating it tells.
+        history = read_history(self._store, is_denied_absent=True)
         if history is None:
             if self._options.dry_run:
                 return self._first_without_doing()

@@ -115,6 +115,21 @@ def write_tiny_pair(folder: Path) -> tuple[Path, Path]:
     )
 
 
+def write_tiny_steps(folder: Path, count: int) -> list[Path]:
+    """Write so many successive checkpoints, folder/step-1 and so on: of 2 shards, each 5 elements from the one
+    before."""
+    (folder / "steps").mkdir()
+    tensors, _ = tiny_tensors()
+    steps = []
+    for step in range(1, count + 1):
+        sidecars = {"config.json": b'{"model_type": "tiny"}\n', "step.txt": f"{step}\n".encode()}
+        steps.append(write_checkpoint(folder / f"steps/step-{step}", tensors, shards=2, sidecars=sidecars))
+        positions = [100 * step + 7 * number for number in range(5)]
+        name = f"layers.{step % 4}.weight"
+        tensors = tensors | {name: with_changes(tensors[name], positions, 1 + step % 3)}
+    return steps
+
+
 # Strategies
 
 dtypes = st.sampled_from(sorted(DTYPES))

@@ -121,7 +121,7 @@ def _send(store: Store, source: Checkpoint, place: Place, file: AnchorFile, home
 def _is_sent(store: Store, home: Folder, place: Place, file: AnchorFile) -> bool:
     if not was_sent(home, _mark(file)):
         return False
-    status = store.stat(anchor_file_key(place, file.path))
+    status = store.stat(anchor_file_key(place, file.path), is_denied_absent=True)
     return status is not None and status.size == file.size
 
 

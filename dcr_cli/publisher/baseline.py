@@ -18,7 +18,7 @@ from dcr_cli.checkpoint.in_progress import STATE_FOLDER
 from dcr_cli.content import Progress, Workers, read_state
 from dcr_cli.delta.delta import Delta
 from dcr_cli.durable import PRIVATE_FILE_MODE, PRIVATE_FOLDER_MODE, Folder, open_folder
-from dcr_cli.errors import ConflictError, LocalError, UnsupportedError
+from dcr_cli.errors import ConflictError, DamagedError, LocalError, UnsupportedError
 from dcr_cli.fetch.position import POSITION_NAME, Position, read_position, write_position
 from dcr_cli.locking import lock_folder
 from dcr_cli.receiver.places import check_room, with_slack
@@ -191,5 +191,5 @@ def _make(path: Path) -> Folder:
                 parent.make_folder(path.name, PRIVATE_FOLDER_MODE, exist_ok=True)
                 parent.sync()
         return open_folder(path)
-    except LocalError as error:
+    except (LocalError, DamagedError) as error:
         raise LocalError(f"baseline {path}", error.facts, hint=_ELSEWHERE) from error

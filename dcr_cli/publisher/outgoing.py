@@ -184,7 +184,7 @@ class Outgoing:
 
     def _is_there(self, name: str, size: int) -> bool:
         """Whether what was sent is still there; a prune may have removed what seemed to be given up."""
-        status = self._store.stat(self._key(name))
+        status = self._store.stat(self._key(name), is_denied_absent=True)
         return status is not None and status.size == size
 
     def _key(self, name: str) -> str:

@@ -52,9 +52,9 @@ def decode_history(data: bytes, what: str) -> History:
     return History(document["history"], tuple(encodings), created, publisher)
 
 
-def read_history(store: Store) -> History | None:
-    """Read which history a remote holds; None if it holds none."""
-    data = store.get(HISTORY_KEY, most_bytes=COMMIT_LIMIT)
+def read_history(store: Store, *, is_denied_absent: bool = False) -> History | None:
+    """Read which history a remote holds; None if it holds none, or if access is denied and that is said to mean so."""
+    data = store.get(HISTORY_KEY, most_bytes=COMMIT_LIMIT, is_denied_absent=is_denied_absent)
     return decode_history(data, f"{store.shown}/{HISTORY_KEY}") if data is not None else None
 
 

@@ -1,0 +1,578 @@
+"""Push: what a remote holds afterwards, whatever happened on the way."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+
+from dcr_cli.anchor import anchor
+from dcr_cli.checkpoint.checkpoint import open_checkpoint
+from dcr_cli.checkpoint.digest import State
+from dcr_cli.commit import commit
+from dcr_cli.content import Workers, read_state
+from dcr_cli.errors import (
+    ConflictError,
+    DcrError,
+    LocalError,
+    NotFoundError,
+    TransportError,
+    UnsupportedError,
+    UsageError,
+    WrongBaseError,
+)
+from dcr_cli.push import PushResult, push
+from dcr_cli.remote.acknowledgement import Acknowledgement, encode_acknowledgement
+from dcr_cli.remote.hint import decode_hint
+from dcr_cli.remote.keys import APPLIED, STAGED, Place, acknowledgement_key
+from dcr_cli.remote.signing import load_signing_key
+from dcr_cli.store.backend import Backend, PermanentError, TransientError
+from published import anchor_folder, build_all, commits, version_folder
+from receivers import fresh_copy, tree
+from store_wrappers import Allows, FailsCall, IgnoresTheCondition, Wrapped, wrapping
+from strategies import write_tiny_steps
+
+
+@pytest.fixture
+def steps(tmp_path: Path) -> list[Path]:
+    """Successive checkpoints of two shards, a few elements apart."""
+    return write_tiny_steps(tmp_path, 5)
+
+
+@pytest.fixture
+def remote(tmp_path: Path) -> Path:
+    return tmp_path / "remote"
+
+
+def baseline_of(step: Path) -> Path:
+    (found,) = (step.parent / ".dcr-baseline").iterdir()
+    return found
+
+
+def state_of(checkpoint: Path) -> State:
+    opened = open_checkpoint(checkpoint)
+    with Workers(1, "test", None) as workers, opened.reader() as reader:
+        return read_state(workers, opened, reader)[0]
+
+
+def snapshot(remote: Path) -> dict[str, bytes]:
+    """All that anyone reads of a remote."""
+    return {path: data for path, data in tree(remote).items() if path != "next.json"} if remote.exists() else {}
+
+
+# What is published
+
+
+def test_versions_build_the_steps(steps: list[Path], remote: Path, tmp_path: Path) -> None:
+    results = [push(step, remote, jobs=2) for step in steps]
+    assert [(r.version, r.kind, r.base_version) for r in results] == [
+        (1, "anchor", None),
+        (2, "delta", 1),
+        (3, "delta", 2),
+        (4, "delta", 3),
+        (5, "delta", 4),
+    ]
+    assert build_all(remote, tmp_path / "scratch") == [tree(step) for step in steps]
+    assert tree(baseline_of(steps[0])) == tree(steps[-1])
+    assert all(result.target == state_of(step) for result, step in zip(results, steps, strict=True))
+    assert all(result.base == before.target for result, before in zip(results[1:], results, strict=False))
+
+
+def test_a_delta_takes_what_changed(steps: list[Path], remote: Path) -> None:
+    push(steps[0], remote)
+    result = push(steps[1], remote)
+    folder = version_folder(remote, commits(remote)[1])
+    taken = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    assert result.delta_bytes == taken + (remote / "commits/0000000002.json").stat().st_size
+    assert result.uploaded_bytes == result.delta_bytes < result.dense_bytes
+    assert result.changed_elements == 5
+
+
+def test_payloads_say_whose_they_are(steps: list[Path], remote: Path) -> None:
+    push(steps[0], remote)
+    push(steps[1], remote)
+    document = commits(remote)[1]
+    data = (version_folder(remote, document) / "payloads/000000.safetensors").read_bytes()
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]
+    assert (header["history"], header["version"], header["id"]) == (document["history"], "2", document["id"])
+
+
+def test_the_same_again_is_nothing(steps: list[Path], remote: Path) -> None:
+    push(steps[0], remote)
+    push(steps[1], remote)
+    before = tree(remote)
+    again = push(steps[1], remote, encoding="gap", jobs=1)
+    assert (again.kind, again.version, again.uploaded_bytes) == ("same", 2, 0)
+    assert tree(remote) == before
+
+
+def test_an_older_checkpoint_is_a_new_version(steps: list[Path], remote: Path, tmp_path: Path) -> None:
+    for step in (steps[0], steps[1], steps[0]):
+        push(step, remote)
+    assert build_all(remote, tmp_path / "scratch")[2] == tree(steps[0])
+
+
+def test_only_a_sidecar_is_a_version(steps: list[Path], remote: Path, tmp_path: Path) -> None:
+    push(steps[0], remote)
+    (steps[0] / "config.json").write_text('{"new": true}')
+    (steps[0] / "chat_template.json").write_text("{}")
+    result = push(steps[0], remote)
+    assert (result.version, result.changed_elements) == (2, 0)
+    assert build_all(remote, tmp_path / "scratch")[1] == tree(steps[0])
+
+
+def test_a_byte_changed_and_its_time_restored(steps: list[Path], remote: Path, tmp_path: Path) -> None:
+    push(steps[0], remote)
+    shard = next(steps[0].glob("*.safetensors"))
+    status = shard.stat()
+    data = bytearray(shard.read_bytes())
+    data[-1] ^= 1
+    shard.write_bytes(data)
+    os.utime(shard, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert push(steps[0], remote).changed_elements == 1
+
+
+def test_spellings_of_a_remote_are_one(steps: list[Path], remote: Path) -> None:
+    push(steps[0], remote)
+    push(steps[1], f"{remote}/")
+    push(steps[2], f"file://{remote}")
+    assert len(commits(remote)) == 3
+
+
+def test_encodings_of_a_remote(steps: list[Path], remote: Path) -> None:
+    push(steps[0], remote, encodings=["gap", "whole"])
+    assert json.loads((remote / "dcr.json").read_text())["encodings"] == ["gap", "whole"]
+    push(steps[1], remote)
+    with pytest.raises(UsageError, match="allows gap,whole"):
+        push(steps[2], remote, encoding="context")
+    with pytest.raises(UsageError, match="gap,whole"):
+        push(steps[2], remote, encodings=["context", "whole"])
+    with pytest.raises(UsageError, match="whole and any"):
+        push(steps[2], remote, encodings=["context"])
+
+
+def test_a_dry_run_writes_nothing(steps: list[Path], remote: Path) -> None:
+    assert push(steps[0], remote, dry_run=True).kind == "anchor"
+    assert not remote.exists()
+    push(steps[0], remote)
+    before = tree(remote)
+    result = push(steps[1], remote, dry_run=True)
+    assert (result.kind, result.version, result.changed_elements, result.uploaded_bytes) == ("delta", None, 5, 0)
+    assert tree(remote) == before
+
+
+# The baseline
+
+
+def test_no_baseline_and_a_known_checkpoint(steps: list[Path], remote: Path, tmp_path: Path) -> None:
+    for step in steps[:3]:
+        push(step, remote)
+    shutil.rmtree(steps[0].parent / ".dcr-baseline")
+    assert push(steps[2], remote).kind == "same"
+    assert push(steps[3], remote).version == 4
+    assert build_all(remote, tmp_path / "scratch")[3] == tree(steps[3])
+
+
+def test_no_baseline_and_an_unknown_checkpoint(steps: list[Path], remote: Path) -> None:
+    push(steps[0], remote)
+    shutil.rmtree(steps[0].parent / ".dcr-baseline")
+    before = tree(remote)
+    with pytest.raises(WrongBaseError, match="neither a baseline") as caught:
+        push(steps[1], remote)
+    assert caught.value.hint is not None and "--no-delta" in caught.value.hint
+    assert tree(remote) == before
+
+
+def test_a_break(steps: list[Path], remote: Path, tmp_path: Path) -> None:
+    push(steps[0], remote)
+    shutil.rmtree(steps[0].parent / ".dcr-baseline")
+    assert push(steps[1], remote, no_delta=True).kind == "anchor"
+    assert push(steps[2], remote).kind == "delta"
+    assert build_all(remote, tmp_path / "scratch") == [tree(step) for step in steps[:3]]
+
+
+def test_a_kept_checkpoint_as_base(steps: list[Path], remote: Path, tmp_path: Path) -> None:
+    push(steps[0], remote)
+    push(steps[1], remote, base=steps[0])
+    push(steps[2], remote, base=steps[1])
+    with pytest.raises(WrongBaseError, match="version 3"):
+        push(steps[3], remote, base=steps[0])
+    assert build_all(remote, tmp_path / "scratch") == [tree(step) for step in steps[:3]]
+
+
+def test_a_baseline_of_links(steps: list[Path], remote: Path, tmp_path: Path) -> None:
+    for step in steps[:3]:
+        push(step, remote, baseline_link=True)
+        shard = next(baseline_of(step).glob("*.safetensors"))
+        assert os.path.samefile(shard, step / shard.name)
+    assert build_all(remote, tmp_path / "scratch") == [tree(step) for step in steps[:3]]
+    # What was linked is not what is patched.
+    push(steps[3], remote)
+    assert build_all(remote, tmp_path / "scratch")[2] == tree(steps[2])
+
+
+def test_a_baseline_elsewhere(steps: list[Path], remote: Path, tmp_path: Path) -> None:
+    place = tmp_path / "elsewhere"
+    push(steps[0], remote, baseline=place)
+    push(steps[1], remote, baseline=place)
+    assert tree(place) == tree(steps[1])
+    assert not (steps[0].parent / ".dcr-baseline").exists()
+
+
+def test_a_folder_that_is_no_baseline(steps: list[Path], remote: Path, tmp_path: Path) -> None:
+    place = fresh_copy(steps[0], tmp_path / "mine")
+    with pytest.raises(ConflictError, match="no baseline"):
+        push(steps[0], remote, baseline=place)
+    assert tree(place) == tree(steps[0])
+    assert not remote.exists()
+
+
+def test_a_place_where_no_baseline_can_be(steps: list[Path], remote: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(LocalError) as caught:
+        push(steps[0], remote, baseline=tmp_path / "file/baseline")
+    assert caught.value.hint is not None and "--baseline" in caught.value.hint
+    assert not remote.exists()
+
+
+def test_a_damaged_baseline_is_seen(steps: list[Path], remote: Path) -> None:
+    push(steps[0], remote)
+    shard = next(baseline_of(steps[0]).glob("*.safetensors"))
+    data = bytearray(shard.read_bytes())
+    data[-1] ^= 1
+    shard.write_bytes(data)
+    before = snapshot(remote)
+    with pytest.raises(WrongBaseError, match="not at version 1"):
+        push(steps[1], remote)
+    assert commits(remote) and {p: d for p, d in snapshot(remote).items() if p in before} == before
+
+
+def test_a_log_that_went_backwards(steps: list[Path], remote: Path) -> None:
+    push(steps[0], remote)
+    push(steps[1], remote)
+    (remote / "commits/0000000002.json").unlink()
+    with pytest.raises(WrongBaseError, match="ends below version 2"):
+        push(steps[2], remote)
+
+
+def test_another_history(steps: list[Path], remote: Path, tmp_path: Path) -> None:
+    place = tmp_path / "baseline"
+    push(steps[0], remote, baseline=place)
+    push(steps[1], tmp_path / "other", baseline=tmp_path / "other-baseline")
+    with pytest.raises(WrongBaseError, match="history"):
+        push(steps[2], tmp_path / "other", baseline=place)
+
+
+def test_a_skip_pattern_that_comes_late(steps: list[Path], remote: Path, tmp_path: Path) -> None:
+    push(steps[0], remote)
+    with pytest.raises(UsageError, match="has"):
+        push(steps[1], remote, skip=["config.json"])
+    push(steps[1], remote, skip=["*.bin"])
+    assert build_all(remote, tmp_path / "scratch")[1] == tree(steps[1])
+
+
+# Sources
+
+
+def test_ready_and_settled(steps: list[Path], remote: Path) -> None:
+    with pytest.raises(ConflictError, match="not ready"):
+        push(steps[0], remote, ready="DONE")
+    with pytest.raises(ConflictError, match="of rest"):
+        push(steps[0], remote, settle_seconds=3600)
+    assert not remote.exists()
+    (steps[0] / "DONE").write_text("")
+    for path in steps[0].iterdir():
+        os.utime(path, (1_000_000_000, 1_000_000_000))
+    assert push(steps[0], remote, ready="DONE", settle_seconds=3600).version == 1
+
+
+def test_a_source_that_changes_is_not_published(steps: list[Path], remote: Path) -> None:
+    push(steps[0], remote)
+
+    def touch(stage: str, done: int, total: int) -> None:
+        (steps[1] / "config.json").write_text('{"changed": 1}')
+
+    with pytest.raises(ConflictError, match="changed while reading"):
+        push(steps[1], remote, progress=touch)
+    assert len(commits(remote)) == 1
+    assert push(steps[1], remote).version == 2
+
+
+def test_nothing_there(tmp_path: Path, remote: Path) -> None:
+    with pytest.raises(NotFoundError):
+        push(tmp_path / "nothing", remote)
+    assert not remote.exists()
+
+
+# Others who publish
+
+
+def test_two_race_for_a_version(steps: list[Path], remote: Path, tmp_path: Path) -> None:
+    push(steps[0], remote, baseline=tmp_path / "one")
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    barrier = threading.Barrier(2)
+
+    class Meets(Wrapped):
+        def called(self, name: str, key: str) -> None:
+            if name == "create" and key == "commits/0000000002.json":
+                barrier.wait(60)
+
+    outcomes: list[PushResult | DcrError] = []
+
+    def publish(step: Path, place: Path) -> None:
+        try:
+            outcomes.append(push(step, remote, baseline=place))
+        except DcrError as error:
+            outcomes.append(error)
+
+    with wrapping(Meets):
+        threads = [
+            threading.Thread(target=publish, args=pair)
+            for pair in ((steps[1], tmp_path / "one"), (steps[2], tmp_path / "two"))
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    won = [outcome for outcome in outcomes if isinstance(outcome, PushResult)]
+    lost = [outcome for outcome in outcomes if isinstance(outcome, ConflictError)]
+    assert len(won) == len(lost) == 1
+    assert won[0].id is not None and won[0].id in str(lost[0])
+    assert [document["id"] for document in commits(remote)][1:] == [won[0].id]
+    assert build_all(remote, tmp_path / "scratch")[1] in (tree(steps[1]), tree(steps[2]))
+
+
+def test_two_publish_the_same(steps: list[Path], remote: Path, tmp_path: Path) -> None:
+    push(steps[0], remote, baseline=tmp_path / "one")
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    taken: list[PushResult] = []
+
+    class Overtakes(Wrapped):
+        def called(self, name: str, key: str) -> None:
+            if name == "create" and key.startswith("commits/") and not taken:
+                taken.append(push_elsewhere())
+
+    def push_elsewhere() -> PushResult:
+        taken.append(None)  # type: ignore[arg-type]
+        with wrapping(lambda backend: backend):
+            return push(steps[1], remote, baseline=tmp_path / "two")
+
+    with wrapping(Overtakes):
+        result = push(steps[1], remote, baseline=tmp_path / "one")
+    assert (result.kind, result.version) == ("same", 2)
+    assert tree(tmp_path / "one") == tree(steps[1])
+    assert len(commits(remote)) == 2
+
+
+def test_a_push_that_runs_has_the_baseline(steps: list[Path], remote: Path) -> None:
+    push(steps[0], remote)
+    inner: list[DcrError] = []
+
+    class PushesToo(Wrapped):
+        def called(self, name: str, key: str) -> None:
+            if name == "create" and key.startswith("commits/") and not inner:
+                with pytest.raises(ConflictError) as caught:
+                    push(steps[2], remote)
+                inner.append(caught.value)
+
+    with wrapping(PushesToo):
+        push(steps[1], remote)
+    assert f"process {os.getpid()}" in str(inner[0])
+
+
+# What goes wrong on the way
+
+
+def test_any_call_fails_once(steps: list[Path], remote: Path, tmp_path: Path) -> None:
+    push(steps[0], remote)
+    places = {"remote": remote, "baselines": steps[0].parent / ".dcr-baseline"}
+    kept = {name: fresh_copy(path, tmp_path / f"kept-{name}") for name, path in places.items()}
+    call = 0
+    while True:
+        for name, path in places.items():
+            fresh_copy(kept[name], path)
+        failing: list[FailsCall] = []
+
+        def fail(backend: Backend, call: int = call, failing: list[FailsCall] = failing) -> Backend:
+            failing.append(FailsCall(backend, call))
+            return failing[0]
+
+        with wrapping(fail):
+            result = push(steps[1], remote, jobs=1)
+        assert (result.kind, result.version) == ("delta", 2)
+        assert len(commits(remote)) == 2
+        assert tree(baseline_of(steps[0])) == tree(steps[1])
+        if failing[0].next_call() <= call:
+            break
+        call += 1
+    assert call > 8
+
+
+def test_the_answer_to_a_write_is_lost(steps: list[Path], remote: Path, tmp_path: Path) -> None:
+    class LosesAnswers(Wrapped):
+        def done(self, name: str, key: str) -> None:
+            if name in ("write", "create") and key not in seen:
+                seen.add(key)
+                raise TransientError("did not answer in 30 s")
+
+    seen: set[str] = set()
+    with wrapping(LosesAnswers):
+        for step in steps[:3]:
+            push(step, remote)
+    assert build_all(remote, tmp_path / "scratch") == [tree(step) for step in steps[:3]]
+
+
+def test_a_remote_that_is_gone(steps: list[Path], remote: Path) -> None:
+    push(steps[0], remote)
+
+    with wrapping(lambda backend: FailsCall(backend, 0, PermanentError("status 401"))), pytest.raises(TransportError):
+        push(steps[1], remote)
+    assert push(steps[1], remote).version == 2
+
+
+def test_no_exclusive_create(steps: list[Path], remote: Path) -> None:
+    with wrapping(IgnoresTheCondition), pytest.raises(UnsupportedError, match="created again"):
+        push(steps[0], remote)
+    assert not (remote / "commits").exists()
+    with wrapping(IgnoresTheCondition):
+        assert push(steps[0], remote, single_writer=True).version == 1
+
+
+def test_the_rights_that_a_push_needs(steps: list[Path], remote: Path) -> None:
+    def few(backend: Backend) -> Allows:
+        return Allows(
+            backend,
+            get=["dcr.json", "commits/*"],
+            create=["dcr.json", "commits/*"],
+            put=["versions/*", "anchors/*", "next.json"],
+            stat=["versions/*", "anchors/*"],
+        )
+
+    with wrapping(few):
+        for step in steps[:3]:
+            push(step, remote, anchor_every=2)
+    assert len(commits(remote)) == 3
+
+
+# Prepared versions
+
+
+def acknowledge(remote: Path, result: PushResult, receiver: str, stage: str, key: Path | None = None) -> None:
+    assert result.version is not None and result.id is not None
+    place = Place(result.version, result.id)
+    word = Acknowledgement(result.history, place, receiver, stage, result.target, False, "")
+    path = remote / acknowledgement_key(place, receiver, stage)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(encode_acknowledgement(word, load_signing_key(key) if key is not None else None))
+
+
+def test_prepared_and_committed(steps: list[Path], remote: Path, tmp_path: Path) -> None:
+    push(steps[0], remote)
+    prepared = push(steps[1], remote, prepare=True)
+    assert (prepared.kind, prepared.version) == ("prepared", 2)
+    assert len(commits(remote)) == 1 and tree(baseline_of(steps[0])) == tree(steps[0])
+    hint = decode_hint((remote / "next.json").read_bytes())
+    assert hint is not None and (hint.state, hint.place.id) == ("prepared", prepared.id)
+    with pytest.raises(ConflictError, match="0 of 1") as caught:
+        commit(remote, quorum=1)
+    assert caught.value.details == {"committed": False}
+    acknowledge(remote, prepared, "host-1", STAGED)
+    acknowledge(remote, prepared, "host-2", APPLIED)
+    assert commit(remote, quorum=2).staged == ("host-1", "host-2")
+    assert commit(remote).already
+    result = push(steps[2], remote)
+    assert (result.recovered, result.version) == (True, 3)
+    assert build_all(remote, tmp_path / "scratch") == [tree(step) for step in steps[:3]]
+
+
+def test_prepared_and_given_up(steps: list[Path], remote: Path, tmp_path: Path) -> None:
+    push(steps[0], remote)
+    push(steps[1], remote, prepare=True)
+    assert not commit(remote, abort=True).committed
+    with pytest.raises(NotFoundError, match="prepared"):
+        commit(remote)
+    push(steps[2], remote)
+    assert build_all(remote, tmp_path / "scratch") == [tree(steps[0]), tree(steps[2])]
+
+
+def test_prepared_and_overtaken(steps: list[Path], remote: Path, tmp_path: Path) -> None:
+    push(steps[0], remote, baseline=tmp_path / "one")
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    push(steps[1], remote, baseline=tmp_path / "one", prepare=True)
+    push(steps[2], remote, baseline=tmp_path / "two")
+    with pytest.raises((ConflictError, NotFoundError)):
+        commit(remote, 2)
+    assert len(commits(remote)) == 2
+
+
+def test_only_listed_receivers_count(steps: list[Path], remote: Path, keys: tuple[Path, Path]) -> None:
+    push(steps[0], remote)
+    prepared = push(steps[1], remote, prepare=True)
+    acknowledge(remote, prepared, "stranger", STAGED, keys[1])
+    acknowledge(remote, prepared, "nobody", STAGED)
+    with pytest.raises(ConflictError, match="0 of 1"):
+        commit(remote, quorum=1, receivers=[str(keys[0].with_suffix(".pub"))])
+    acknowledge(remote, prepared, "host", STAGED, keys[0])
+    assert commit(remote, quorum=1, receivers=[str(keys[0].with_suffix(".pub"))]).staged == ("host",)
+
+
+def test_waiting_for_receivers(steps: list[Path], remote: Path) -> None:
+    push(steps[0], remote)
+    with pytest.raises(ConflictError, match="0 of 1") as caught:
+        push(steps[1], remote, wait_applied=1, timeout_seconds=0)
+    assert caught.value.details == {"committed": True}
+    assert len(commits(remote)) == 2
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> tuple[Path, Path]:
+    """Two private keys as OpenSSH writes them, and beside each its public one."""
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+
+    paths = []
+    for name in ("one", "two"):
+        key = Ed25519PrivateKey.generate()
+        path = tmp_path / name
+        path.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
+        path.with_suffix(".pub").write_bytes(key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH))
+        paths.append(path)
+    return paths[0], paths[1]
+
+
+# Anchors
+
+
+def test_anchors_now_and_then(steps: list[Path], remote: Path) -> None:
+    results = [push(step, remote, anchor_every=2) for step in steps]
+    assert [result.anchor for result in results] == [1, 1, 3, 3, 5]
+    for number in (1, 3, 5):
+        assert tree(anchor_folder(remote, commits(remote)[number - 1])) == tree(steps[number - 1])
+    assert [document["anchor"] for document in commits(remote)] == [1, 1, 1, 3, 3]
+
+
+def test_an_anchor_later(steps: list[Path], remote: Path) -> None:
+    for step in steps[:3]:
+        push(step, remote)
+    assert anchor(steps[1], remote).version == 2
+    assert anchor(steps[1], remote).already
+    assert tree(anchor_folder(remote, commits(remote)[1])) == tree(steps[1])
+    with pytest.raises(WrongBaseError, match="none of the newest"):
+        anchor(steps[4], remote)
+    with pytest.raises(WrongBaseError, match="version 3"):
+        anchor(steps[1], remote, version=3)
+    assert push(steps[3], remote).anchor == 1
+
+
+def test_signed_versions(steps: list[Path], remote: Path, keys: tuple[Path, Path]) -> None:
+    push(steps[0], remote, sign_key=keys[0])
+    push(steps[1], remote, sign_key=keys[0])
+    for number in (1, 2):
+        line, signature, end = (remote / f"commits/{number:010d}.json").read_bytes().split(b"\n")
+        assert signature.startswith(b"ed25519:") and line and not end
+    with pytest.raises(UsageError, match="a private one is needed"):
+        push(steps[2], remote, sign_key=keys[0].with_suffix(".pub"))
