@@ -62,7 +62,7 @@ def test_every_rule_has_a_test() -> None:
     section = section.partition("\n## 10")[0]
     rules = [int(number) for number in re.findall(r"^(\d+)\. ", section, re.MULTILINE)]
     tests = "".join(path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("test_*.py"))
-    tested = {int(number) for number in re.findall(r"^def test_rule_(\d\d)_", tests, re.MULTILINE)}
+    tested = {int(number) for number in re.findall(r"^def test_rule_(\d{2,3})_", tests, re.MULTILINE)}
     assert rules == list(range(1, len(rules) + 1))
     assert tested == set(rules)
 

@@ -122,9 +122,11 @@ def decode_version(data: bytes, number: int, what: str) -> Published:
         raise DamagedError(what, f"is the commit of version {found}, {number} expected")
     if not is_id(document.get("history")) or not is_id(document.get("id")):
         raise DamagedError(what, "its history or id is none")
-    previous = document.get("previous")
+    if "previous" not in document:
+        raise DamagedError(what, "previous is missing")
+    previous = document["previous"]
     if (previous is None) != (number == 1):
-        raise DamagedError(what, "only version 1 follows no other, and it has to say so")
+        raise DamagedError(what, "previous is null in version 1, and in no other")
     kind = document.get("kind")
     if kind not in (DELTA, ANCHOR):
         raise DamagedError(what, "its kind is neither delta nor anchor")
