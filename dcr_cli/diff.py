@@ -40,63 +40,14 @@ from dcr_cli.delta.scan import (
     tasks_of,
     whole_draft,
 )
+from dcr_cli.diff_result import Compared, DiffResult, DiffRow, summarize
 from dcr_cli.errors import UsageError
 from dcr_cli.work import threads
 
+__all__ = ["DiffResult", "DiffRow", "diff"]
+
 Progress = Callable[[str, int, int], None]
 Digest = bytes  # where a member is named bytes
-
-
-@dataclass(frozen=True, slots=True)
-class DiffRow:
-    """What became of one tensor. `kind` is same, changed, added, removed, replaced or renamed.
-
-    Only what is changed or renamed has changed elements.
-    """
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    kind: str
-    source: str | None
-    elements: int
-    changed_elements: int
-    encoding: str | None
-    delta_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class DiffResult:
-    """What two checkpoints differ in. Sizes are in bytes; `delta_bytes` is what the whole delta folder takes.
-
-    `encodings` are the changed tensors of each encoding, `encoding_bytes` the bytes that their changes take in the
-    delta. `output` is where it was written or, for a dry run, would be.
-    """
-
-    tensors: int
-    elements: int
-    changed_elements: int
-    changed_tensors: int
-    dense_bytes: int
-    delta_bytes: int
-    added: tuple[str, ...]
-    removed: tuple[str, ...]
-    replaced: tuple[str, ...]
-    renamed: tuple[tuple[str, str], ...]
-    moved: tuple[str, ...]
-    files_changed: tuple[str, ...]
-    base: State
-    target: State
-    encodings: dict[str, int]
-    encoding_bytes: dict[str, int]
-    output: str | None
-    dry_run: bool
-    rows: tuple[DiffRow, ...]
-
-    @property
-    def same(self) -> bool:
-        """Whether both are one state."""
-        return self.base == self.target
 
 
 def diff(
@@ -147,10 +98,21 @@ def diff_into(
 ) -> DiffResult:
     """Compare two opened checkpoints and write the delta into `sink`, as `diff` does."""
     with ExitStack() as stack:
-        readers = stack.enter_context(base.reader()), stack.enter_context(target.reader())
+        sides = _Sides(base, target, stack.enter_context(base.reader()), stack.enter_context(target.reader()))
         pool = stack.enter_context(ThreadPoolExecutor(jobs, "dcr-diff"))
         stack.callback(pool.shutdown, wait=True, cancel_futures=True)
-        return _Run(base, target, readers, pool, sink, allowed, jobs, progress).result()
+        run = _Run(sides, sink, pool=pool, jobs=jobs, allowed=allowed)
+        return run.result(progress or (lambda stage, done, total: None))
+
+
+@dataclass(frozen=True, slots=True)
+class _Sides:
+    """The two checkpoints, open."""
+
+    base: Checkpoint
+    target: Checkpoint
+    base_reader: Reader
+    target_reader: Reader
 
 
 @dataclass(slots=True)
@@ -173,31 +135,20 @@ class _Row:
 class _Run:
     """One diff from its first read to its last write."""
 
-    def __init__(
-        self,
-        base: Checkpoint,
-        target: Checkpoint,
-        readers: tuple[Reader, Reader],
-        pool: ThreadPoolExecutor,
-        sink: Sink,
-        allowed: Allowed,
-        jobs: int,
-        progress: Progress | None,
-    ) -> None:
-        self.base, self.target = base, target
-        self.base_reader, self.target_reader = readers
+    def __init__(self, sides: _Sides, sink: Sink, *, pool: ThreadPoolExecutor, jobs: int, allowed: Allowed) -> None:
+        self.base, self.target = sides.base, sides.target
+        self.base_reader, self.target_reader = sides.base_reader, sides.target_reader
         self.pool, self.sink, self.jobs = pool, sink, jobs
-        self.progress = progress or (lambda stage, done, total: None)
         self.scanner = Scanner(self.base_reader, self.target_reader, allowed)
         self.encoder = PieceEncoder(pool, sink.writer, allowed, tasks=2 * jobs)
         self.base_digests: dict[str, bytes] = {}
         self.rows: list[_Row] = []
 
-    def result(self) -> DiffResult:
+    def result(self, progress: Progress) -> DiffResult:
         matching = match(self.base, self.target, self._sample, self._digest)
         self._make_rows(matching)
         gone = self._base_only()
-        self._scan(gone)
+        self._scan(gone, progress)
         file_rows, base_files, target_files = self._files()
         self.base_reader.check_unchanged()
         self.target_reader.check_unchanged()
@@ -205,7 +156,10 @@ class _Run:
         base_state, target_state = self._states(base_files, target_files)
         tensor_digests = [digest_bytes(row.target_digest) for row in self.rows]
         self.sink.finish(manifest, tensor_digests, base_state, target_state)
-        return self._summary(manifest, base_files, base_state, target_state)
+        twins = frozenset(row.tensor.name for row in self.rows if row.twin is not None)
+        changed = [row.changed for row in self.rows]
+        found = Compared(self.base, self.target, base_state, target_state, base_files, manifest, changed, twins)
+        return summarize(found, self.sink)
 
     def _reader(self, checkpoint: Checkpoint) -> Reader:
         return self.base_reader if checkpoint is self.base else self.target_reader
@@ -251,7 +205,7 @@ class _Run:
         for tensor in gone:
             yield from parts_of(-1, tensor, None)
 
-    def _scan(self, gone: Sequence[Tensor]) -> None:
+    def _scan(self, gone: Sequence[Tensor], progress: Progress) -> None:
         """Scan all parts in tasks, a bounded number ahead, and take their results in order."""
         for row in self.rows:
             row.blocks_left = block_count(row.tensor) if row.twin is None else 0
@@ -263,10 +217,10 @@ class _Run:
             ahead.append((size, self.pool.submit(self.scanner.scan_all, parts)))
             while len(ahead) > 2 * self.jobs:
                 done += self._take(ahead.popleft(), gone_digests)
-                self.progress("diff", done, total)
+                progress("diff", done, total)
         while ahead:
             done += self._take(ahead.popleft(), gone_digests)
-            self.progress("diff", done, total)
+            progress("diff", done, total)
         self.base_digests.update((name, digest_bytes(found)) for name, found in gone_digests.items())
         for row in self.rows:
             if row.source is not None and row.twin is None:
@@ -378,71 +332,6 @@ class _Run:
             for each in (base_files, target_files)
         ]
         return State(base, files[0]), State(target, files[1])
-
-    def _summary(self, manifest: Manifest, base_files: list[FileDigest], base: State, target: State) -> DiffResult:
-        rows = [self._row_summary(row, table) for row, table in zip(self.rows, manifest.tensors, strict=True)]
-        renamed = tuple((row.source, row.name) for row in rows if row.kind == "renamed" and row.source is not None)
-        continued = {source for source, _ in renamed}
-        gone = {name: self.base.by_name[name] for name in manifest.removed if name not in continued}
-        rows += [DiffRow(n, t.dtype.name, t.shape, "removed", None, t.elements, 0, None, 0) for n, t in gone.items()]
-        encodings: dict[str, int] = {}
-        encoding_bytes: dict[str, int] = {}
-        for row in rows:
-            if row.encoding is not None:
-                encodings[row.encoding] = encodings.get(row.encoding, 0) + 1
-                encoding_bytes[row.encoding] = encoding_bytes.get(row.encoding, 0) + row.delta_bytes
-        kept = {(row.path, row.kind) for row in manifest.files}
-        changed_files = [row.path for row in manifest.files if row.runs]
-        changed_files += [facts.path for facts in base_files if (facts.path, facts.kind) not in kept]
-        return DiffResult(
-            tensors=len(self.rows),
-            elements=sum(row.tensor.elements for row in self.rows),
-            changed_elements=sum(row.changed_elements for row in rows),
-            changed_tensors=sum(row.changed_elements > 0 for row in rows),
-            dense_bytes=sum(row.tensor.bytes for row in self.rows),
-            delta_bytes=self.sink.bytes,
-            added=tuple(row.name for row in rows if row.kind == "added"),
-            removed=tuple(gone),
-            replaced=tuple(row.name for row in rows if row.kind == "replaced"),
-            renamed=renamed,
-            moved=tuple(
-                row.tensor.name
-                for row in self.rows
-                if row.tensor.name in self.base.by_name
-                and self.base.shards[self.base.by_name[row.tensor.name].shard].path
-                != self.target.shards[row.tensor.shard].path
-            ),
-            files_changed=tuple(sorted(changed_files)),
-            base=base,
-            target=target,
-            encodings=encodings,
-            encoding_bytes=encoding_bytes,
-            output=self.sink.name,
-            dry_run=self.sink.dry_run,
-            rows=tuple(sorted(rows, key=lambda row: row.name.encode())),
-        )
-
-    def _row_summary(self, row: _Row, table: TensorRow) -> DiffRow:
-        own = self.base.by_name.get(row.tensor.name)
-        source = table.source
-        if own is None:
-            kind = "renamed" if source is not None and source not in self.target.by_name else "added"
-        elif source != own.name or own.shape != row.tensor.shape:
-            kind = "replaced"
-        else:
-            kind = "changed" if table.pieces else "same"
-        piece = table.pieces[0] if table.pieces else None
-        return DiffRow(
-            name=row.tensor.name,
-            dtype=row.tensor.dtype.name,
-            shape=row.tensor.shape,
-            kind=kind,
-            source=source,
-            elements=row.tensor.elements,
-            changed_elements=row.changed if kind in ("changed", "renamed") else 0,
-            encoding=Encoding(piece.encoding).label if piece is not None else None,
-            delta_bytes=sum(run.bytes for run in piece.runs) if piece is not None and row.twin is None else 0,
-        )
 
 
 def _remember(row: _Row, encoding: Encoding, runs: tuple[Run, ...]) -> None:
