@@ -12,7 +12,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,8 +25,7 @@ from dcr_cli.delta.encoder import PieceEncoder
 from dcr_cli.delta.encoding import BLOCK_BYTES, Encoding, block_elements, encode_whole
 from dcr_cli.delta.manifest import FileRow, Manifest, Piece, RemovedFile, Run, TensorRow
 from dcr_cli.delta.matching import Matching, match
-from dcr_cli.delta.output import DeltaOutput
-from dcr_cli.delta.payload import PayloadWriter
+from dcr_cli.delta.output import DeltaOutput, Sink
 from dcr_cli.delta.scan import (
     Part,
     Scanned,
@@ -47,7 +45,6 @@ from dcr_cli.work import threads
 __all__ = ["DiffResult", "DiffRow", "diff"]
 
 Progress = Callable[[str, int, int], None]
-Digest = bytes  # where a member is named bytes
 
 
 def diff(
@@ -76,21 +73,6 @@ def diff(
     new = open_checkpoint(target, skip=skip, what="target")
     with DeltaOutput(output, outside=(old.root, new.root), dry_run=dry_run) as sink:
         return diff_into(sink, old, new, allowed=ALLOWED[encoding], jobs=workers, progress=progress)
-
-
-class Sink(Protocol):
-    """What a delta is written to: payloads while they come, then the documents.
-
-    `bytes` is how much came, `name` where it is, if it has a place.
-    """
-
-    writer: PayloadWriter
-    bytes: int
-    name: str | None
-    dry_run: bool
-
-    def finish(self, manifest: Manifest, digests: Sequence[Digest], base: State, target: State) -> None:
-        """Write the documents; `digests` are those of all tensors of the manifest, 16 bytes each."""
 
 
 def diff_into(

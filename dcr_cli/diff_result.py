@@ -13,7 +13,7 @@ from dcr_cli.checkpoint.checkpoint import Checkpoint, FileDigest, Tensor
 from dcr_cli.checkpoint.digest import State
 from dcr_cli.delta.encoding import Encoding
 from dcr_cli.delta.manifest import Manifest, TensorRow
-from dcr_cli.delta.output import DeltaOutput
+from dcr_cli.delta.output import Sink
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class Compared:
     twins: frozenset[str]
 
 
-def summarize(found: Compared, output: DeltaOutput) -> DiffResult:
+def summarize(found: Compared, output: Sink) -> DiffResult:
     """Say what was found, and what of it was written to `output`, or would be."""
     base, target, manifest = found.base, found.target, found.manifest
     rows = [

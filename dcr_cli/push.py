@@ -21,8 +21,8 @@ from dcr_cli.checkpoint.patterns import check_recorded_patterns
 from dcr_cli.content import Progress, Workers, read_state
 from dcr_cli.delta.choice import ALLOWED, Allowed
 from dcr_cli.delta.delta import open_delta
-from dcr_cli.delta.output import DeltaOutput
-from dcr_cli.diff import DiffResult, Sink, diff_into
+from dcr_cli.delta.output import DeltaOutput, Sink
+from dcr_cli.diff import DiffResult, diff_into
 from dcr_cli.errors import ConflictError, NotFoundError, UsageError, WrongBaseError
 from dcr_cli.fetch.position import position_at
 from dcr_cli.publisher.anchors import AnchorPlan, publish_anchor

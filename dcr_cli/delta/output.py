@@ -14,7 +14,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 from dcr_cli.arguments import check_path, is_loop
 from dcr_cli.checkpoint.digest import State, object_digest
@@ -32,7 +32,23 @@ _NEW_COMMIT, _LOCK = f"{COMMIT_NAME}.new", ".dcr-lock"
 _ELSEWHERE, _OTHER_NAME = "choose another place for the delta", "choose another name for the delta"
 # What a stopped run may have left beside its payloads, and what these are called; nothing else is ever removed.
 _LEFT_OVER = frozenset((MANIFEST_NAME, DIGESTS_NAME, _NEW_COMMIT, _LOCK))
+Digest = bytes  # where a member is named bytes
 _PAYLOAD = re.compile(r"[0-9]{6,}\.safetensors")
+
+
+class Sink(Protocol):
+    """What a delta is written to: payloads while they come, then the documents.
+
+    `bytes` is how much came, `name` where it is, if it has a place.
+    """
+
+    writer: PayloadWriter
+    bytes: int
+    name: str | None
+    dry_run: bool
+
+    def finish(self, manifest: Manifest, digests: Sequence[Digest], base: State, target: State) -> None:
+        """Write the documents; `digests` are those of all tensors of the manifest, 16 bytes each."""
 
 
 class DeltaOutput:
