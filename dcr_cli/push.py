@@ -10,7 +10,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 
 from dcr_cli.apply import apply_own
@@ -23,28 +22,19 @@ from dcr_cli.delta.choice import ALLOWED, Allowed
 from dcr_cli.delta.delta import open_delta
 from dcr_cli.delta.output import DeltaOutput, Sink
 from dcr_cli.diff import DiffResult, diff_into
+from dcr_cli.durable import Folder
 from dcr_cli.errors import ConflictError, NotFoundError, UsageError, WrongBaseError
 from dcr_cli.fetch.position import position_at
-from dcr_cli.publisher.anchors import AnchorPlan, publish_anchor
+from dcr_cli.publisher.anchors import AnchorPlan, PublishedAnchor, publish_anchor
 from dcr_cli.publisher.baseline import Baseline, default_baseline
-from dcr_cli.publisher.committing import Author, Outcome, create_commit, make_commit, newest_anchor
-from dcr_cli.publisher.outgoing import (
-    Outgoing,
-    Sending,
-    SourceChangedError,
-    begin_sending,
-    drop_outgoing,
-    is_bound,
-    outgoing_path,
-    read_sending,
-)
+from dcr_cli.publisher.committing import Author, Outcome
+from dcr_cli.publisher.outgoing import Outgoing, begin_anchor, drop_outgoing, outgoing_path
+from dcr_cli.publisher.publication import Publication
 from dcr_cli.publisher.quorum import Quorum, wait_for
-from dcr_cli.publisher.uploads import Uploads
 from dcr_cli.receiver.change import IN_PLACE
 from dcr_cli.remote.anchor import Anchor
-from dcr_cli.remote.hint import PREPARED, STREAMING, Hint, write_hint
 from dcr_cli.remote.history import ENCODINGS, History, encode_history, read_history
-from dcr_cli.remote.keys import APPLIED, HISTORY_KEY, Place, new_id, prepared_key
+from dcr_cli.remote.keys import APPLIED, HISTORY_KEY, Place, new_id
 from dcr_cli.remote.log import Log
 from dcr_cli.remote.signing import load_signing_key
 from dcr_cli.remote.version import ANCHOR, DELTA, AnchorParts, Published
@@ -243,45 +233,27 @@ class _Push:
     # Publishing
 
     def _publish(self, history: History, log: Log, baseline: Baseline) -> PushResult:
-        head = self._recover(history, log, baseline)
+        publication = Publication(self._store, log, baseline.home, self._author)
+        head = publication.find_head(baseline.position(), f"the baseline {baseline.path}")
+        own = publication.find_own() if not self._options.dry_run else None
+        if own is not None:
+            self._recovered = True
+            self._move(baseline, own)
         if head is None or self._options.no_delta:
-            return self._publish_anchor(history, log, baseline, head)
+            return self._publish_anchor(publication, baseline)
         base = self._base(log, baseline, head)
         if self._options.dry_run:
             return self._compare_without_doing(history, base, head)
-        return self._publish_delta(log, baseline, head, base)
-
-    def _recover(self, history: History, log: Log, baseline: Baseline) -> Published | None:
-        """Read where the log stands, and finish or forget what a push before this one was sending: the newest
-        version."""
-        position = baseline.position()
-        if position is None:
-            newest = log.newest(0)
-            versions = [log.require(newest)] if newest else []
-        else:
-            at = log.check_known(position.known, f"the baseline {baseline.path}")
-            versions = [at, *log.following(at, log.newest(position.version))]
-        head = versions[-1] if versions else None
-        sending = read_sending(baseline.home)
-        if sending is None or self._options.dry_run:
-            return head
-        number = head.version.number if head is not None else 0
-        ours = log.read(sending.place.version) if sending.place.version <= number else None
-        if ours is not None and ours.version.place == sending.place and sending.history == history.id:
-            self._recovered = True
-            self._move(baseline, ours)
-        elif sending.history != history.id or sending.place.version <= number:
-            drop_outgoing(baseline.home)
-        return head
+        return self._publish_delta(publication, baseline, head, base)
 
     def _base(self, log: Log, baseline: Baseline, head: Published) -> Checkpoint:
         """The checkpoint that the delta starts from, at the newest version as far as is known without reading it."""
         if self._options.base is not None:
             return open_checkpoint(self._options.base, skip=self._source.skipped, what="base")
-        if not baseline.has_checkpoint:
+        if not (baseline.has_checkpoint and self._knows_its_version(log, baseline, head)):
             self._adopt(log, baseline, head)
         position = baseline.position()
-        if position is None or position.version < head.version.number:
+        if position is not None and position.version < head.version.number:
             self._catch_up(baseline, head)
         found = open_checkpoint(baseline.path, what="baseline")
         left_out = open_checkpoint(baseline.path, skip=self._source.skipped, what="baseline")
@@ -290,6 +262,16 @@ class _Push:
             facts = f"leaves out {min(gone)}, which version {head.version.number} has"
             raise UsageError("--skip", facts, hint="--no-delta publishes a version that starts from nothing")
         return left_out
+
+    def _knows_its_version(self, log: Log, baseline: Baseline, head: Published) -> bool:
+        """Whether the baseline is at a version; one that has lost its note of which may be found by its record."""
+        if baseline.position() is not None:
+            return True
+        state = baseline.recorded_state()
+        published = log.find_state(state, head.version.number) if state is not None else None
+        if published is not None:
+            baseline.move_to(position_at(published, self._store.shown))
+        return published is not None
 
     def _adopt(self, log: Log, baseline: Baseline, head: Published) -> None:
         """Make the baseline from the checkpoint itself, if it is at one of the newest versions."""
@@ -314,57 +296,44 @@ class _Push:
         kind = _SAME if found.same else DELTA
         return self._result(history.id, None, kind, head, found.target, found=found, delta_bytes=found.delta_bytes)
 
-    def _publish_delta(self, log: Log, baseline: Baseline, head: Published, base: Checkpoint) -> PushResult:
-        sink, found = self._send(log, baseline, head, base)
+    def _publish_delta(
+        self, publication: Publication, baseline: Baseline, head: Published, base: Checkpoint
+    ) -> PushResult:
+        sink, found = publication.send(lambda sink: self._diff(sink, base, head), self._effort.jobs)
         if found.same:
-            return self._result(log.history, head.version.place, _SAME, head, found.target, found=found)
-        place = sink.place
-        anchor = newest_anchor(self._store, head)
-        data = make_commit(log.history, place, head, sink.commit, anchor=anchor, author=self._author)
-        self._uploaded_bytes += sink.sent_bytes + len(data)
-        size = sink.bytes + len(data)
+            return self._result(publication.history, head.version.place, _SAME, head, found.target, found=found)
+        self._uploaded_bytes += sink.sent_bytes
+        anchor = publication.anchor_before()
         if self._options.prepare:
-            self._store.put(prepared_key(place), data)
-            write_hint(self._store, Hint(log.history, place, PREPARED, self._author.created))
-            return self._result(log.history, place, _PREPARED, head, found.target, found=found, delta_bytes=size)
-        try:
-            outcome, published = create_commit(self._store, log, data, place.version)
-        except ConflictError:
-            drop_outgoing(baseline.home)
-            raise
-        kind = DELTA if outcome is Outcome.WON else _SAME
-        self._move(baseline, published)
-        if self._options.anchor_every is not None and place.version - anchor >= self._options.anchor_every:
-            anchor = self._add_anchor(log, baseline, published)
+            size = publication.prepare(sink.place, sink.commit, anchor)
+            return self._sent(publication, sink, size, found, kind=_PREPARED)
+        done = publication.commit(sink.place, sink.commit, anchor)
+        self._move(baseline, done.published)
+        number = sink.place.version
+        if self._options.anchor_every is not None and number - anchor >= self._options.anchor_every:
+            self._add_anchor(publication.history, baseline, done.published)
+            anchor = number
+        kind = DELTA if done.outcome is Outcome.WON else _SAME
+        return self._sent(publication, sink, done.commit_bytes, found, kind=kind, anchor=anchor)
+
+    def _sent(
+        self,
+        publication: Publication,
+        sink: Outgoing,
+        commit_bytes: int,
+        found: DiffResult,
+        *,
+        kind: str,
+        anchor: int | None = None,
+    ) -> PushResult:
+        """The result of a version that was sent."""
+        self._uploaded_bytes += commit_bytes
+        place = self.published.version.place if self.published is not None else sink.place
+        size = sink.bytes + commit_bytes
+        head = publication.head
         return self._result(
-            log.history, published.version.place, kind, head, found.target, found=found, delta_bytes=size, anchor=anchor
+            publication.history, place, kind, head, found.target, found=found, delta_bytes=size, anchor=anchor
         )
-
-    def _send(self, log: Log, baseline: Baseline, head: Published, base: Checkpoint) -> tuple[Outgoing, DiffResult]:
-        """Compare, and send what changed while it is found."""
-        for _ in range(2):
-            sending = self._sending(log, baseline, head)
-            announce = partial(
-                write_hint, self._store, Hint(log.history, sending.place, STREAMING, self._author.created)
-            )
-            with Uploads(self._effort.jobs) as uploads:
-                sink = Outgoing(baseline.home, sending, self._store, uploads, announce)
-                try:
-                    return sink, self._diff(sink, base, head)
-                except SourceChangedError:
-                    # What a stopped push had begun to send is of another source.
-                    drop_outgoing(baseline.home)
-        raise ConflictError(str(self._source.root), "changes all the time", hint="push when nothing writes there")
-
-    def _sending(self, log: Log, baseline: Baseline, head: Published | None) -> Sending:
-        """What is sent now: what a stopped push was sending, if it follows the newest version, or a new one."""
-        number = head.version.number if head is not None else 0
-        previous = head.blake3 if head is not None else None
-        sending = read_sending(baseline.home)
-        if sending is not None and sending.place.version == number + 1 and sending.previous == previous:
-            return sending
-        drop_outgoing(baseline.home)
-        return Sending(log.history, Place(number + 1, new_id()), previous)
 
     def _diff(self, sink: Sink, base: Checkpoint, head: Published) -> DiffResult:
         found = diff_into(
@@ -375,49 +344,41 @@ class _Push:
             raise WrongBaseError(str(base.root), facts, hint="give another --base, or remove the baseline")
         return found
 
-    def _publish_anchor(self, history: History, log: Log, baseline: Baseline, head: Published | None) -> PushResult:
+    def _publish_anchor(self, publication: Publication, baseline: Baseline) -> PushResult:
         """Publish a version that starts from nothing: its files as they are."""
+        history, head = publication.history, publication.head
         if self._options.prepare:
             raise UsageError("--prepare", "a version that is an anchor cannot be prepared", hint="leave it out")
         if self._options.dry_run:
             state, _ = self._read_source()
-            return self._result(history.id, None, ANCHOR, head, state, delta_bytes=_bytes_of(self._source))
+            return self._result(history, None, ANCHOR, head, state, delta_bytes=_bytes_of(self._source))
         source, state = self._anchor_source(baseline)
-        sending = self._sending(log, baseline, head)
-        begin_sending(baseline.home, sending)
-        if not is_bound(baseline.home, state):
-            # What a stopped push had begun to send is of another source.
-            drop_outgoing(baseline.home)
-            sending = self._sending(log, baseline, head)
-            begin_sending(baseline.home, sending)
-            is_bound(baseline.home, state)
         if head is not None and head.version.target == state:
             drop_outgoing(baseline.home)
             baseline.move_to(position_at(head, self._store.shown))
-            return self._result(history.id, head.version.place, _SAME, head, state)
+            return self._result(history, head.version.place, _SAME, head, state)
+        sending = begin_anchor(baseline.home, publication.sending, state)
+        sent = self._send_anchor(source, AnchorPlan(history, sending.place, state), baseline.home)
+        done = publication.commit(sending.place, _anchor_parts(sent.anchor, sent.data), sending.place.version)
+        self._uploaded_bytes += done.commit_bytes
+        self._move(baseline, done.published)
+        kind = ANCHOR if done.outcome is Outcome.WON else _SAME
+        place = done.published.version.place
+        size = sent.anchor.bytes + len(sent.data) + done.commit_bytes
+        return self._result(history, place, kind, head, state, delta_bytes=size, anchor=place.version)
+
+    def _send_anchor(self, source: Checkpoint, plan: AnchorPlan, home: Folder | None) -> PublishedAnchor:
         sent = publish_anchor(
             self._store,
             source,
-            AnchorPlan(history.id, sending.place, state),
+            plan,
             key=self._author.key,
-            home=baseline.home,
+            home=home,
             jobs=self._effort.jobs,
             progress=self._effort.progress,
         )
-        number = sending.place.version
-        data = make_commit(
-            history.id, sending.place, head, _anchor_parts(sent.anchor, sent.data), anchor=number, author=self._author
-        )
-        self._uploaded_bytes += sent.sent_bytes + len(data)
-        try:
-            outcome, published = create_commit(self._store, log, data, number)
-        except ConflictError:
-            drop_outgoing(baseline.home)
-            raise
-        kind = ANCHOR if outcome is Outcome.WON else _SAME
-        self._move(baseline, published)
-        size = sent.anchor.bytes + len(sent.data) + len(data)
-        return self._result(history.id, sending.place, kind, head, state, delta_bytes=size, anchor=number)
+        self._uploaded_bytes += sent.sent_bytes
+        return sent
 
     def _anchor_source(self, baseline: Baseline) -> tuple[Checkpoint, State]:
         """What an anchor is published from: the baseline, made now, which nobody changes; else the source itself."""
@@ -427,22 +388,12 @@ class _Push:
         state, _ = self._read_source()
         return self._source, state
 
-    def _add_anchor(self, log: Log, baseline: Baseline, published: Published) -> int:
+    def _add_anchor(self, history: str, baseline: Baseline, published: Published) -> None:
         """Publish the anchor of the version that was just committed."""
         source = self._source
         if self._keeps_baseline:
             source = open_checkpoint(baseline.path, skip=self._source.skipped, what="baseline")
-        plan = AnchorPlan(log.history, published.version.place, published.version.target)
-        sent = publish_anchor(
-            self._store,
-            source,
-            plan,
-            key=self._author.key,
-            jobs=self._effort.jobs,
-            progress=self._effort.progress,
-        )
-        self._uploaded_bytes += sent.sent_bytes
-        return published.version.number
+        self._send_anchor(source, AnchorPlan(history, published.version.place, published.version.target), None)
 
     # The baseline
 

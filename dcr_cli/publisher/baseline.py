@@ -22,7 +22,7 @@ from dcr_cli.errors import ConflictError, DamagedError, LocalError, UnsupportedE
 from dcr_cli.fetch.position import POSITION_NAME, Position, read_position, write_position
 from dcr_cli.locking import lock_folder
 from dcr_cli.receiver.places import check_room, with_slack
-from dcr_cli.receiver.record import TensorRecord, write_record
+from dcr_cli.receiver.record import TensorRecord, read_record, write_record
 from dcr_cli.receiver.sidecars import identities_now
 
 BASELINES = ".dcr-baseline"
@@ -78,6 +78,11 @@ class Baseline:
 
     def position(self) -> Position | None:
         return read_position(self.home)
+
+    def recorded_state(self) -> State | None:
+        """The state that its record says it is in."""
+        record = read_record(self.home)
+        return record.state if record is not None else None
 
     def move_to(self, position: Position) -> None:
         """Say, durably, which version it is at."""

@@ -72,13 +72,21 @@ def begin_sending(home: Folder, sending: Sending) -> None:
     home.sync()
 
 
-def is_bound(home: Folder, state: State) -> bool:
-    """Whether what is being sent is of this state; if nobody has said yet, it is from now on."""
-    text = state.content + state.files
-    known = home.read(f"{OUTGOING}/{_STATE_NAME}", _LIMIT)
-    if known is None:
-        home.replace_file(f"{OUTGOING}/{_STATE_NAME}", text)
-    return known in (None, text)
+def begin_anchor(home: Folder, make_sending: Callable[[], Sending], state: State) -> Sending:
+    """Begin to send the files of `state`, or go on with it: what is being sent.
+
+    What a stopped run had begun to send of another state is dropped.
+    """
+    while True:
+        sending = make_sending()
+        begin_sending(home, sending)
+        text = state.content + state.files
+        known = home.read(f"{OUTGOING}/{_STATE_NAME}", _LIMIT)
+        if known is None:
+            home.replace_file(f"{OUTGOING}/{_STATE_NAME}", text)
+        if known in (None, text):
+            return sending
+        drop_outgoing(home)
 
 
 def was_sent(home: Folder, name: str) -> bool:

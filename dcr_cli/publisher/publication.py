@@ -1,0 +1,124 @@
+"""One version on its way: from where the log stands to a commit, whoever makes the delta (FORMAT 13.4).
+
+What a stopped run has left is taken over here. The baseline is moved by the caller, who knows what it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+from dcr_cli.delta.commit import Commit
+from dcr_cli.durable import Folder
+from dcr_cli.errors import ConflictError
+from dcr_cli.fetch.position import Position
+from dcr_cli.publisher.committing import Author, Outcome, create_commit, make_commit, newest_anchor
+from dcr_cli.publisher.outgoing import Outgoing, Sending, SourceChangedError, drop_outgoing, read_sending
+from dcr_cli.publisher.uploads import Uploads
+from dcr_cli.remote.hint import PREPARED, STREAMING, Hint, write_hint
+from dcr_cli.remote.keys import Place, new_id, prepared_key
+from dcr_cli.remote.log import Log
+from dcr_cli.remote.version import AnchorParts, Published
+from dcr_cli.store.store import Store
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """A version that exists: its commit, whether it is this publisher's, and the bytes of its commit."""
+
+    published: Published
+    outcome: Outcome
+    commit_bytes: int
+
+
+class Publication:
+    """What a publisher that keeps its state in `home` publishes next to a log."""
+
+    def __init__(self, store: Store, log: Log, home: Folder, author: Author) -> None:
+        self._store = store
+        self._log = log
+        self._home = home
+        self._author = author
+        self.head: Published | None = None
+
+    @property
+    def history(self) -> str:
+        return self._log.history
+
+    def find_head(self, position: Position | None, seen_at: str) -> Published | None:
+        """Read where the log stands: the newest version, which follows the one that was seen, if one was."""
+        if position is None:
+            newest = self._log.newest(0)
+            self.head = self._log.require(newest) if newest else None
+            return self.head
+        at = self._log.check_known(position.known, seen_at)
+        self.head = [at, *self._log.following(at, self._log.newest(position.version))][-1]
+        return self.head
+
+    def find_own(self) -> Published | None:
+        """The commit of what a stopped run was sending, if that exists; what another one was faster with is dropped."""
+        sending = read_sending(self._home)
+        if sending is None:
+            return None
+        number = self.head.version.number if self.head is not None else 0
+        if sending.history == self.history and sending.place.version <= number:
+            published = self._log.require(sending.place.version)
+            if published.version.place == sending.place:
+                return published
+        if sending.history != self.history or sending.place.version <= number:
+            drop_outgoing(self._home)
+        return None
+
+    def sending(self) -> Sending:
+        """What is sent now: what a stopped run was sending, if it follows the newest version, or a new one."""
+        number = self.head.version.number if self.head is not None else 0
+        previous = self.head.blake3 if self.head is not None else None
+        sending = read_sending(self._home)
+        if sending is not None and (sending.place.version, sending.previous) == (number + 1, previous):
+            return sending
+        drop_outgoing(self._home)
+        return Sending(self.history, Place(number + 1, new_id()), previous)
+
+    def send(self, make: Callable[[Outgoing], Result], jobs: int) -> tuple[Outgoing, Result]:
+        """Have a delta made, and send it while it comes.
+
+        `make` is called again if what a stopped run had begun to send turns out to be another delta.
+        """
+        for _ in range(2):
+            sending = self.sending()
+            announce = partial(
+                write_hint, self._store, Hint(self.history, sending.place, STREAMING, self._author.created)
+            )
+            with Uploads(jobs) as uploads:
+                sink = Outgoing(self._home, sending, self._store, uploads, announce)
+                try:
+                    return sink, make(sink)
+                except SourceChangedError:
+                    drop_outgoing(self._home)
+        raise ConflictError(self._store.shown, "the source changes all the time", hint="push when nothing writes there")
+
+    def anchor_before(self) -> int:
+        """The newest version that has an anchor, before this one."""
+        assert self.head is not None
+        return newest_anchor(self._store, self.head)
+
+    def prepare(self, place: Place, parts: Commit, anchor: int) -> int:
+        """Let receivers stage the version, all of which is sent: the bytes of its commit to be."""
+        data = make_commit(self.history, place, self.head, parts, anchor=anchor, author=self._author)
+        self._store.put(prepared_key(place), data)
+        write_hint(self._store, Hint(self.history, place, PREPARED, self._author.created))
+        return len(data)
+
+    def commit(self, place: Place, parts: Commit | AnchorParts, anchor: int) -> Committed:
+        """Make the version exist, all of which is sent. ConflictError if another one was faster with another state."""
+        data = make_commit(self.history, place, self.head, parts, anchor=anchor, author=self._author)
+        try:
+            outcome, published = create_commit(self._store, self._log, data, place.version)
+        except ConflictError:
+            drop_outgoing(self._home)
+            raise
+        return Committed(published, outcome, len(data))
