@@ -291,8 +291,9 @@ class _Run:
                 changed = elements if origin.encoding is Encoding.WHOLE else origin.changed
                 pieces = (Piece(int(origin.encoding), changed, None, origin.runs),)
                 digest = digest_bytes(row.target_digest)
-            source = row.source.name if row.source is not None else None
-            tensors.append(TensorRow(row.tensor.name, row.tensor.dtype.name, row.tensor.shape, source, pieces, digest))
+            tensor, source = row.tensor, row.source.name if row.source is not None else None
+            is_reshaped = row.source is not None and source == tensor.name and row.source.shape != tensor.shape
+            tensors.append(TensorRow(tensor.name, tensor.dtype.name, tensor.shape, source, pieces, digest, is_reshaped))
         removed = tuple(t.name for t in self.base.tensors if t.name not in self.target.by_name)
         kept = {row.path for row in files}
         removed_files = (

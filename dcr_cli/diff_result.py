@@ -130,7 +130,7 @@ def _row(found: Compared, tensor: Tensor, row: TensorRow, changed: int) -> DiffR
     own = found.base.by_name.get(tensor.name)
     if own is None:
         kind = "renamed" if row.source is not None and row.source not in found.target.by_name else "added"
-    elif row.source != own.name or own.shape != tensor.shape:
+    elif row.source != own.name or row.is_reshaped:
         kind = "replaced"
     else:
         kind = "changed" if row.pieces else "same"

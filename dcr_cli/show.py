@@ -51,10 +51,10 @@ class ChangedTensor:
 class ShowResult:
     """What a delta holds, in the words of `DiffResult` as far as it can tell without the base.
 
-    `new` tensors do not continue one of the base of their name: added or replaced. They do not count as changed. Of
-    `changed_elements`, `whole_elements` are of tensors that are sent whole; fewer of these may have changed. `rows` are
-    the tensors whose elements are in the delta, those that take the most bytes first; `sent_files` are files whose
-    bytes are in it, `removed_files` sidecars of the base that the target has not.
+    `new` tensors do not continue one of the base of their name and shape: added or replaced. They do not count as
+    changed. Of `changed_elements`, `whole_elements` are of tensors that are sent whole; fewer of these may have
+    changed. `rows` are the tensors whose elements are in the delta, those that take the most bytes first; `sent_files`
+    are files whose bytes are in it, `removed_files` sidecars of the base that the target has not.
     """
 
     delta: str
@@ -117,10 +117,11 @@ def _result(delta: Delta) -> ShowResult:
         is_renamed = row.source is not None and row.source != row.name and row.source in removed
         if is_renamed:
             renamed.append((str(row.source), row.name))
-        elif row.source != row.name:
+        is_new = not is_renamed and (row.source != row.name or row.is_reshaped)
+        if is_new:
             new.append(row.name)
         if row.pieces:
-            rows.append(_changed(row, count, is_new=row.source != row.name and not is_renamed))
+            rows.append(_changed(row, count, is_new=is_new))
         for piece in row.pieces:
             facts = sums.setdefault(Encoding(piece.encoding).label, [0, 0, 0])
             facts[0] += 1

@@ -87,12 +87,14 @@ def manifests(draw: st.DrawFn) -> Manifest:
         if DTYPES[dtype].is_packed:
             shape = (*shape, 4)
         source = draw(st.sampled_from([None, name, "~", "~~"]))
+        is_reshaped = source == name and draw(st.booleans())
         elements = stored_elements(DTYPES[dtype], shape)
         digest = draw(st.binary(min_size=16, max_size=16))
         per_block = 524_288 // DTYPES[dtype].width
         is_copy = draw(st.booleans())
         if not elements or not payloads or (source is not None and is_copy):
-            return TensorRow(name, dtype, shape, source if source or not elements else name, (), None)
+            source = source if source or not elements else name
+            return TensorRow(name, dtype, shape, source, (), None, is_reshaped)
         pieces: tuple[Piece, ...]
         in_boxes = draw(st.booleans())
         if in_boxes and shape and shape[0] == 4 and not DTYPES[dtype].is_packed:
@@ -113,7 +115,7 @@ def manifests(draw: st.DrawFn) -> Manifest:
             encoding = 1 if source is None else draw(st.integers(1, 4))
             changed = elements if encoding == 1 else draw(st.integers(1, elements))
             pieces = (Piece(encoding, changed, None, runs(-(-elements // per_block))),)
-        return TensorRow(name, dtype, shape, source, pieces, digest)
+        return TensorRow(name, dtype, shape, source, pieces, digest, is_reshaped)
 
     tensors = tuple(row(name) for name in sorted(draw(st.sets(NAMES, max_size=4)) - {"~", "~~"}))
     shards = {"b.safetensors", *draw(st.sets(st.just("c.safetensors")))}

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from dcr_cli.apply import apply
 from dcr_cli.checkpoint.digest import digest_text
 from dcr_cli.diff import diff
 from dcr_cli.errors import DcrError, NotFoundError
@@ -13,7 +14,7 @@ from dcr_cli.inspect import DtypeFacts, SidecarFacts, inspect
 from dcr_cli.report import people
 from dcr_cli.show import show
 from dcr_kernels import reference
-from receivers import write_rich_pair
+from receivers import tree, write_rich_pair
 from strategies import every_dtype, tensor_of, with_changes, write_checkpoint
 
 
@@ -72,6 +73,22 @@ def test_equal_to_another_tensor_of_the_base_is_replaced(tmp_path: Path) -> None
     made = diff(tmp_path / "base", tmp_path / "target", tmp_path / "delta")
     assert [(row.name, row.kind) for row in made.rows] == [("a", "same"), ("b", "replaced")]
     assert (made.replaced, show(tmp_path / "delta").new) == (("b",), ("b",))
+
+
+@pytest.mark.parametrize("changed", [[], [7]])
+def test_in_another_shape_is_replaced(tmp_path: Path, changed: list[int]) -> None:
+    """Its elements are coded against what they were all the same."""
+    old, same = tensor_of("F32", (64, 32), 1), tensor_of("F32", (4,), 2)
+    dtype, _, content = with_changes(old, changed)
+    write_checkpoint(tmp_path / "base", {"a": old, "b": same})
+    write_checkpoint(tmp_path / "target", {"a": (dtype, (32, 64), content), "b": same})
+    made = diff(tmp_path / "base", tmp_path / "target", tmp_path / "delta")
+    result = show(tmp_path / "delta")
+    assert [(row.name, row.kind, row.source) for row in made.rows] == [("a", "replaced", "a"), ("b", "same", "b")]
+    assert (result.new, result.changed_tensors) == (made.replaced, made.changed_tensors) == (("a",), 0)
+    assert [(row.name, row.changed_elements, row.is_whole) for row in result.rows] == [("a", 0, False)] * len(changed)
+    apply(tmp_path / "delta", tmp_path / "base")
+    assert tree(tmp_path / "base") == tree(tmp_path / "target")
 
 
 def test_any_flipped_byte_of_a_delta_is_refused(tiny_pair: tuple[Path, Path], tmp_path: Path) -> None:

@@ -59,7 +59,10 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class TensorRow:
-    """A tensor of the target. Without pieces it is a copy of `source`, and its digest stands in the digests object."""
+    """A tensor of the target. Without pieces it is a copy of `source`, and its digest stands in the digests object.
+
+    `is_reshaped`: its source has its name and another shape.
+    """
 
     name: str
     dtype: str
@@ -67,6 +70,7 @@ class TensorRow:
     source: str | None
     pieces: tuple[Piece, ...]
     digest: bytes | None
+    is_reshaped: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,13 +194,13 @@ def manifest_columns(manifest: Manifest) -> Columns:
     pieces = [piece for row in tensors for piece in row.pieces]
     boxes = [piece.box for piece in pieces if piece.box is not None]
     runs = [run for piece in pieces for run in piece.runs] + [run for file in files for run in file.runs]
-    sources = sorted({row.source for row in tensors if row.source is not None and row.source != row.name})
+    sources = sorted({row.source for row in tensors if row.source is not None and not _is_same(row)})
     table = {name: SOURCE_TABLE + index for index, name in enumerate(sources)}
 
     def source(row: TensorRow) -> int:
         if row.source is None:
             return SOURCE_NONE
-        return SOURCE_SAME if row.source == row.name else table[row.source]
+        return SOURCE_SAME if _is_same(row) else table[row.source]
 
     return (
         encode_texts("tensor.name", (row.name for row in tensors))
@@ -232,6 +236,10 @@ def manifest_columns(manifest: Manifest) -> Columns:
     )
 
 
+def _is_same(row: TensorRow) -> bool:
+    return row.source == row.name and not row.is_reshaped
+
+
 def _column(width: int, numbers: Iterable[int]) -> Column:
     return np.fromiter(numbers, np.dtype(f"<u{width}"))
 
@@ -255,6 +263,7 @@ def _tensor_rows(tables: Tables, start: int, stop: int) -> list[TensorRow]:
             None if source == SOURCE_NONE else name if source == SOURCE_SAME else tables.sources[source - SOURCE_TABLE],
             pieces,
             next(digests) if pieces else None,
+            source >= SOURCE_TABLE and tables.sources[source - SOURCE_TABLE] == name,
         )
         for name, code, shape, source, pieces in zip(
             tables.names[start:stop],
