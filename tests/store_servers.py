@@ -1,4 +1,4 @@
-"""Servers on loopback for tests of stores: a bucket that speaks like three clouds and can be told to fail, and SSH.
+"""Servers on loopback that are no real ones: a bucket that speaks like three clouds and can be told to fail, and moto.
 
 The bucket is a stand-in, for what a real server does only now and then. `faults` are told to requests one after the
 other: a status; "lose" (it is done, then no answer), "short" (half a body), "page" (status 200, HTML), "whole" (a range
@@ -9,11 +9,8 @@ is ignored), "other" (another range than asked for), "silent" (no length, then h
 from __future__ import annotations
 
 import re
-import shutil
 import socket
-import subprocess
 import threading
-import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,8 +20,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
-
-from paramiko_server import paramiko_server
 
 
 class Bucket(ThreadingHTTPServer):
@@ -250,73 +245,3 @@ def moto_server() -> Iterator[str]:
         yield url
     finally:
         server.stop()
-
-
-def find_sshd() -> str | None:
-    return shutil.which("sshd", path="/usr/sbin:/usr/local/sbin:/usr/bin")
-
-
-@contextmanager
-def sftp_server(folder: Path) -> Iterator[dict[str, object]]:
-    """OpenSSH's server where it is installed, else paramiko's: the storage options that reach it."""
-    with (openssh_server if find_sshd() else paramiko_server)(folder) as options:
-        yield options
-
-
-@contextmanager
-def openssh_server(folder: Path) -> Iterator[dict[str, object]]:
-    """An OpenSSH server for this user, with its files in `folder`: the storage options that reach it."""
-    sshd = find_sshd()
-    assert sshd is not None
-    for name in ("host", "key"):
-        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / name], check=True)
-    port = _free_port()
-    options = {
-        "Port": port,
-        "ListenAddress": "127.0.0.1",
-        "HostKey": folder / "host",
-        "AuthorizedKeysFile": folder / "key.pub",
-        "PidFile": "none",
-        "StrictModes": "no",
-        "UsePAM": "no",
-        "PasswordAuthentication": "no",
-        "MaxStartups": "100",
-        "Subsystem": "sftp internal-sftp",
-    }
-    (folder / "conf").write_text("".join(f"{name} {value}\n" for name, value in options.items()))
-    Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen([sshd, "-D", "-e", "-f", folder / "conf"], stdin=subprocess.DEVNULL, stderr=log)
-    try:
-        _wait_for(port)
-        host_key = " ".join((folder / "host.pub").read_text().split()[:2])
-        (folder / "known_hosts").write_text(f"[127.0.0.1]:{port} {host_key}\n")
-        yield {
-            "port": port,
-            "key_filename": str(folder / "key"),
-            "known_hosts": str(folder / "known_hosts"),
-            "look_for_keys": False,
-            "allow_agent": False,
-        }
-    finally:
-        process.terminate()
-        process.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
-
-
-def _wait_for(port: int) -> None:
-    end = time.monotonic() + 20
-    while True:
-        try:
-            socket.create_connection(("127.0.0.1", port), timeout=5).close()
-            return
-        except OSError:
-            if time.monotonic() > end:
-                raise
-            time.sleep(0.02)

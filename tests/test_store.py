@@ -29,8 +29,9 @@ from dcr_cli.store.location import locate
 from dcr_cli.store.memory import MemoryBackend
 from dcr_cli.store.opening import open_store
 from dcr_cli.store.store import MOST_CREATED_BYTES, Store
+from paramiko_server import paramiko_server
 from store_contract import BIG, MOST, Clock, Place, RaceOfProcesses, ReadContract, StoreContract
-from store_servers import Bucket, bucket_server, file_server, moto_server, sftp_server
+from store_servers import Bucket, bucket_server, file_server, moto_server
 from store_wrappers import (
     DeniesTheAbsent,
     FailsCalls,
@@ -173,11 +174,13 @@ class TestS3Mock(StoreContract):
 
 @pytest.fixture(scope="module")
 def sftp(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, object]]:
-    with sftp_server(tmp_path_factory.mktemp("sftp")) as options:
+    with paramiko_server(tmp_path_factory.mktemp("sftp")) as options:
         yield options
 
 
 class TestSftp(StoreContract):
+    rounds = 10
+
     @pytest.fixture
     def place(self, sftp: dict[str, object], tmp_path: Path) -> Place:
         return Place(f"sftp://127.0.0.1{tmp_path}/new/remote", sftp)

@@ -60,16 +60,19 @@ def cloud_of(location: Location, options: Mapping[str, object], environment: Map
         return _s3(location, dict(options), environment)
     if location.protocol in ("gs", "gcs"):
         settings = _renamed(options, _GCS_NAMES)
-        if settings.get("application_credentials") == "anon":
-            del settings["application_credentials"]
-            settings["skip_signature"] = True
+        match settings.get("application_credentials"):
+            case "anon":
+                del settings["application_credentials"]
+                settings["skip_signature"] = True
+            case "google_default" | "cloud":
+                # Where they are looked for anyway.
+                del settings["application_credentials"]
         return _cloud("GCS", location, location.host, location.path, settings, "base_url")
-    return _azure(location, dict(options))
+    return _azure(location, dict(options), environment)
 
 
 def _s3(location: Location, options: dict[str, object], environment: Mapping[str, str]) -> Cloud:
-    inner = options.pop("client_kwargs", {})
-    settings = _renamed({**options, **(inner if isinstance(inner, Mapping) else {})}, _S3_NAMES)
+    settings = _renamed({**options, **_inner(location, options, "client_kwargs")}, _S3_NAMES)
     if location.user is not None and location.password is not None:
         settings |= {"access_key_id": location.user, "secret_access_key": location.password}
     named = settings.pop("profile", None)
@@ -101,13 +104,17 @@ def _s3(location: Location, options: dict[str, object], environment: Mapping[str
     return replace(cloud, profile=profile) if is_asking else cloud
 
 
-def _azure(location: Location, options: dict[str, object]) -> Cloud:
+def _azure(location: Location, options: dict[str, object], environment: Mapping[str, str]) -> Cloud:
     text = options.pop("connection_string", "")
+    if not options and location.user is None:
+        text = text or environment.get("AZURE_STORAGE_CONNECTION_STRING", "")
     settings = _renamed(options, _AZURE_NAMES)
-    for part in str(text).split(";") if text else ():
-        name, _, value = part.partition("=")
-        if name.lower() in _CONNECTION_NAMES:
-            settings[_CONNECTION_NAMES[name.lower()]] = value
+    told = {name.strip().lower(): value for name, _, value in (part.partition("=") for part in str(text).split(";"))}
+    settings |= {ours: told[theirs] for theirs, ours in _CONNECTION_NAMES.items() if theirs in told}
+    if "endpointsuffix" in told and "endpoint" not in settings:
+        # Another cloud than the usual one.
+        scheme = told.get("defaultendpointsprotocol", "https")
+        settings["endpoint"] = f"{scheme}://{settings.get('account_name', '')}.blob.{told['endpointsuffix']}"
     container, path = location.host, location.path
     if location.user is not None:
         # abfs://CONTAINER@ACCOUNT.dfs.core.windows.net/PATH
@@ -121,13 +128,20 @@ def _cloud(
 ) -> Cloud:
     if not bucket:
         raise UsageError(location.shown, "names no bucket")
-    client = settings.pop("client_options", {})
-    client_options = dict(client) if isinstance(client, Mapping) else {}
+    client_options = dict(_inner(location, settings, "client_options"))
     endpoint = str(settings.get(endpoint_name, ""))
     if location.port is not None:
         raise UsageError(location.shown, "a bucket has no port; give the server's address as endpoint_url")
     client_options.setdefault("allow_http", endpoint.startswith("http://"))
     return Cloud(kind, bucket, path.strip("/"), settings, client_options)
+
+
+def _inner(location: Location, options: dict[str, object], name: str) -> Mapping[str, object]:
+    """Take an option out that is made of options."""
+    inner = options.pop(name, {})
+    if not isinstance(inner, Mapping):
+        raise UsageError(location.shown, f"the storage option {name} is not made of options")
+    return inner
 
 
 def _renamed(options: Mapping[str, object], names: Mapping[str, str]) -> dict[str, object]:

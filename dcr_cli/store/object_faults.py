@@ -36,6 +36,7 @@ _NOT_OUR_KEY = frozenset(
         "InvalidAccessKeyId",
         "InvalidToken",
         "AuthenticationFailed",
+        "AuthorizationFailure",
         "QuotaExceeded",
         "RequestTimeTooSkewed",
         "SignatureDoesNotMatch",
@@ -82,9 +83,12 @@ def fault_of(error: BaseError | FileNotFoundError) -> FaultError:
 
 
 def _other_fault(text: str, status: int, code: str, reason: str) -> FaultError:
-    if status == 416:
+    if status == 403:
+        # To a listing, the library has no class for it.
+        return DeniedError(reason)
+    if status == 416 or "Wanted range starting at" in text:
         return OutsideError("ends before the range that was asked for")
-    if "non-partial response" in text:
+    if "non-partial response" in text or "CONTENT_RANGE header" in text:
         return RangeIgnoredError("ignores ranges")
     if code in _MAY_PASS or status in _TRANSIENT:
         return TransientError(f"answers with {reason}")
