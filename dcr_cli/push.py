@@ -238,7 +238,11 @@ class _Push:
         own = publication.find_own() if not self._options.dry_run else None
         if own is not None:
             self._recovered = True
-            self._move(baseline, own)
+            if baseline.has_checkpoint or not self._keeps_baseline:
+                self._move(baseline, own)
+            else:
+                # The files that it was to be second names of are looked at again.
+                drop_outgoing(baseline.home)
         if head is None or self._options.no_delta:
             return self._publish_anchor(publication, baseline)
         base = self._base(log, baseline, head)
@@ -412,8 +416,13 @@ class _Push:
         self.published = published
 
     def _fill(self, baseline: Baseline) -> State:
-        fill = baseline.link if self._options.baseline_link else baseline.fill
-        return fill(self._source, jobs=self._effort.jobs, progress=self._effort.progress)
+        """Make the baseline from the checkpoint: the state that both are in."""
+        if not self._options.baseline_link:
+            return baseline.fill(self._source, jobs=self._effort.jobs, progress=self._effort.progress)
+        state = baseline.link(self._source, jobs=self._effort.jobs, progress=self._effort.progress)
+        # The new names have changed the times of its files.
+        self._source = open_checkpoint(self._source.root, skip=self._source.skipped)
+        return state
 
     def _read_source(self) -> tuple[State, dict[str, bytes]]:
         with Workers(self._effort.jobs, "read", self._effort.progress) as workers, self._source.reader() as reader:

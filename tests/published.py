@@ -50,5 +50,10 @@ def build_all(remote: Path, scratch: Path) -> list[dict[str, bytes]]:
             (delta / "commit.json").write_bytes(line + b"\n")
             shutil.rmtree(delta / "parts", ignore_errors=True)
             apply(delta, receiver)
-        trees.append(tree(receiver))
+        trees.append({path: data for path, data in tree(receiver).items() if not _is_left_over(path)})
     return trees
+
+
+def _is_left_over(path: str) -> bool:
+    """Whether a file is one that a killed writer has left beside a remote's objects."""
+    return any(part.startswith(".") for part in path.split("/"))
