@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from difflib import get_close_matches
 from typing import Any
 
 import typer
@@ -68,6 +67,8 @@ def _usage_error(error: typer.TyperException, command: str | None, given: list[s
 
 def _nearest(error: typer.TyperException, command: str | None) -> str | None:
     """The option of a command that is most like one that it has not, or the command that is most like none."""
+    from difflib import get_close_matches
+
     if command not in commands:
         found = get_close_matches(command or "", commands, 1)
     elif isinstance(option := getattr(error, "option_name", None), str) and option.startswith("--"):
