@@ -357,14 +357,20 @@ def is_digest(value: object) -> bool:
     return isinstance(value, str) and re.fullmatch("blake3:[0-9a-f]{64}", value) is not None
 
 
-def parse_commit(text: bytes) -> dict[str, Any]:
-    require(len(text) <= 65536, "the commit is too large [8]")
-    commit: dict[str, Any] = parse_json(text)
-    require(isinstance(commit, dict), "the commit is no object [8]")
-    require(text.endswith(b"\n") and text.count(b"\n") == 1, "the commit is not one line [9]")
-    require(json.dumps(commit) == json.dumps(commit, sort_keys=True), "keys are not sorted [9]")
-    require(commit.get("format") == "dcr-1", "format [10]")
-    require(commit.get("requires") == [], "requires [11]")
+def parse_line(text: bytes, limit: int = 65536) -> dict[str, Any]:
+    """Parse a document that is one line of JSON."""
+    require(len(text) <= limit, "the document is too large [8]")
+    document: dict[str, Any] = parse_json(text)
+    require(isinstance(document, dict), "the document is no object [8]")
+    require(text.endswith(b"\n") and text.count(b"\n") == 1, "the document is not one line [9]")
+    require(json.dumps(document) == json.dumps(document, sort_keys=True), "keys are not sorted [9]")
+    require(document.get("format") == "dcr-1", "format [10]")
+    require(document.get("requires") == [], "requires [11]")
+    return document
+
+
+def check_commit(commit: dict[str, Any]) -> None:
+    """Check the members of the commit of a delta."""
     members = {"base": "content files", "target": "content files", "digests": "blake3 bytes"}
     members |= {"manifest": "blake3 bytes decoded", "payloads": "bytes count"}
     for member, fields in members.items():
@@ -375,7 +381,6 @@ def parse_commit(text: bytes) -> dict[str, Any]:
             require(is_right(commit[member][field]), f"{member}.{field} [13, 14]")
     require(all(isinstance(commit.get(member), str) for member in ("created", "publisher")), "created [12]")
     require(commit["payloads"]["count"] <= 1_000_000, "more than 1 000 000 payloads [14]")
-    return commit
 
 
 def read_document(path: Path, named: dict[str, Any], kind: str) -> tuple[dict[str, Tensor], bytes]:
@@ -442,8 +447,12 @@ def read_delta(folder: str | Path) -> Delta:
 
     Raises MalformedError.
     """
-    folder = Path(folder)
-    commit = parse_commit((folder / "commit.json").read_bytes())
+    return read_delta_of(parse_line((Path(folder) / "commit.json").read_bytes()), Path(folder))
+
+
+def read_delta_of(commit: dict[str, Any], folder: Path) -> Delta:
+    """Read the delta of a commit, wherever that lies."""
+    check_commit(commit)
     tensors, decoded = read_document(folder / "manifest.zst", commit["manifest"], "manifest")
     require(named_blake3(decoded) == commit["manifest"]["decoded"], "manifest.decoded [15]")
     columns = Columns(tensors)

@@ -12,17 +12,38 @@ from pathlib import Path
 import pytest
 
 from dcr_cli.apply import apply
-from dcr_cli.checkpoint.header import DTYPES
+from dcr_cli.checkpoint.header import DTYPES, read_safetensors
+from dcr_cli.delta.commit import open_digests, open_manifest
 from dcr_cli.delta.delta import open_delta
 from dcr_cli.delta.document import decode_document
 from dcr_cli.delta.encoding import Encoding
 from dcr_cli.delta.huffman import read_table
 from dcr_cli.delta.payload import PayloadReader, split_run
 from dcr_cli.diff import diff
+from dcr_cli.remote.acknowledgement import ACKNOWLEDGEMENT_KIND, encode_acknowledgement, read_acknowledgement
+from dcr_cli.remote.anchor import ANCHOR_KIND, decode_anchor, encode_anchor, open_anchor
+from dcr_cli.remote.hint import encode_hint, read_hint
+from dcr_cli.remote.history import encode_history, require_history
+from dcr_cli.remote.keys import (
+    HISTORY_KEY,
+    anchor_file_key,
+    anchor_key,
+    place_of_acknowledgement,
+    place_of_anchor,
+    place_of_version,
+    version_of_commit,
+)
+from dcr_cli.remote.log import Log
+from dcr_cli.remote.signing import Trust
+from dcr_cli.remote.version import COMMIT_KIND, encode_version
+from dcr_cli.store.opening import open_store
 from dcr_cli.verify import verify
 from receivers import fresh_copy, tree
+from remotes import HISTORY, anchor_of, signing_key
+from second_remote import read_acknowledgements, read_log, read_version
 
 GOLDEN = Path(__file__).parent / "golden" / "dcr-1"
+REMOTE = Path(__file__).parent / "golden" / "dcr-1-remote"
 DELTAS = sorted(str(path.relative_to(GOLDEN)) for path in GOLDEN.glob("*/delta-*"))
 
 
@@ -83,3 +104,70 @@ def whole_blocks(delta: Path) -> int:
                     if begin < end
                 )
     return found
+
+
+def test_the_golden_remote_is_read() -> None:
+    trust = Trust(frozenset([signing_key().public]))
+    with open_store(REMOTE) as store:
+        log = Log(store, require_history(store).id, trust)
+        assert (log.history, log.newest(0), log.newest(2), log.newest(4)) == (HISTORY, 4, 4, 4)
+        first = log.require(1)
+        versions = [published.version for published in (first, *log.following(first, 4))]
+        assert [version.delta is None for version in versions] == [True, False, False, True]
+        assert [version.anchor for version in versions] == [1, 1, 1, 4]
+        assert versions[0].target == versions[2].target != versions[1].target == versions[3].target
+        for version in (versions[0], versions[1], versions[3]):
+            anchor = open_anchor(version, (REMOTE / anchor_key(version.place)).read_bytes(), "anchor", trust)
+            assert anchor == anchor_of((REMOTE / anchor_file_key(version.place, "config.json")).parent, version.place)
+        hint = read_hint(store)
+        assert hint is not None and (hint.place.version, hint.state) == (5, "streaming")
+    for version in versions[1:3]:
+        folder = REMOTE / f"versions/{version.place}"
+        assert version.delta is not None
+        manifest = open_manifest(version.delta, (folder / "manifest.zst").read_bytes(), "manifest.zst")
+        open_digests(version.delta, manifest, (folder / "digests.zst").read_bytes(), "digests.zst")
+        with PayloadReader(folder, manifest.payloads) as payloads:
+            for run in (run for row in manifest.tensors for piece in row.pieces for run in piece.runs):
+                payloads.run_bytes(run)
+        metadata = read_safetensors((folder / "payloads/000000.safetensors").read_bytes(), "payload")[0].metadata
+        named = (metadata["history"], metadata["version"], metadata["id"])
+        assert named == (HISTORY, str(version.number), version.place.id)
+
+
+def test_the_golden_remote_is_written_again() -> None:
+    """Every document, byte for byte, from what is read of it; signatures too."""
+    key, written = signing_key(), {}
+    with open_store(REMOTE) as store:
+        log = Log(store, HISTORY)
+        written[HISTORY_KEY] = encode_history(require_history(store))
+        hint = read_hint(store)
+        assert hint is not None
+        written["next.json"] = encode_hint(hint)
+        for entry in store.list():
+            anchor_place, said = place_of_anchor(entry.key), place_of_acknowledgement(entry.key)
+            number = version_of_commit(entry.key)
+            if number is not None:
+                written[entry.key] = key.sign(encode_version(log.require(number).version), COMMIT_KIND)
+            if anchor_place is not None and entry.key == anchor_key(anchor_place):
+                anchor, _ = decode_anchor((REMOTE / entry.key).read_bytes(), anchor_place, "anchor")
+                written[entry.key] = key.sign(encode_anchor(anchor), ANCHOR_KIND)
+            if said is not None:
+                found = read_acknowledgement(store, said)
+                assert found is not None
+                assert Trust(frozenset([key.public])).signers(found[1], ACKNOWLEDGEMENT_KIND) == (key.public,)
+                written[entry.key] = encode_acknowledgement(found[0], key)
+        others = {entry.key for entry in store.list()} - written.keys()
+    assert len(written) == 2 + 4 + 3 + 2
+    for path, data in written.items():
+        assert (REMOTE / path).read_bytes() == data
+    assert all(place_of_version(path) or place_of_anchor(path) for path in others)
+
+
+def test_the_golden_remote_is_read_by_format_alone(tmp_path: Path) -> None:
+    trusted = [signing_key().public.hex()]
+    log = read_log(REMOTE, trusted)
+    states = [tree(REMOTE / f"anchors/{commit.place}/files") for commit in (log[0], log[1])]
+    for number, way in enumerate(([0], [0, 1], [0, 1, 2], [1, 2], [3])):
+        folder = read_version(REMOTE, [log[index] for index in way], tmp_path / f"{number}", trusted)
+        assert tree(folder) == states[way[-1] % 2]
+    assert read_acknowledgements(REMOTE, log[1], trusted) == {"staged": {"host-1"}, "applied": {"host-1"}}

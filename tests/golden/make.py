@@ -1,6 +1,7 @@
-"""Writes the golden files of a format: pairs of checkpoints, a delta in each encoding. None is ever made anew.
+"""Writes the golden files of a format. None is ever made anew.
 
-    python tests/golden/make.py tests/golden/NAME
+    python tests/golden/make.py deltas tests/golden/NAME    pairs of checkpoints, a delta in each encoding
+    python tests/golden/make.py remote tests/golden/NAME    a remote
 
 A new major format, or a feature that changes what is written, gets a folder of its own beside the old ones.
 """
@@ -8,6 +9,7 @@ A new major format, or a feature that changes what is written, gets a folder of 
 from __future__ import annotations
 
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +18,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from dcr_cli.delta.choice import ALLOWED
 from dcr_cli.diff import diff
+from dcr_cli.store.opening import open_store
 from receivers import write_rich_pair
+from remotes import Remote, signing_key
 from strategies import TensorData, every_dtype, with_changes, write_checkpoint
 
 
@@ -41,9 +45,8 @@ def pair_of_dtypes(folder: Path) -> tuple[Path, Path]:
     return write_checkpoint(folder / "base", before), write_checkpoint(folder / "target", after)
 
 
-def main(folder: Path) -> None:
+def write_deltas(folder: Path) -> None:
     """Write two pairs, and their deltas."""
-    folder.mkdir()
     for name, write in (("rich", write_rich_pair), ("dtypes", pair_of_dtypes)):
         (folder / name).mkdir()
         base, target = write(folder / name)
@@ -51,5 +54,23 @@ def main(folder: Path) -> None:
             diff(base, target, folder / name / f"delta-{encoding}", encoding=encoding, jobs=1)
 
 
+def write_remote(folder: Path) -> None:
+    """Write an anchor, two deltas, one of which has an anchor too, and a break, all signed; and what else there is."""
+    with open_store(folder) as store, tempfile.TemporaryDirectory() as scratch:
+        base, target = write_rich_pair(Path(scratch))
+        remote = Remote(store, Path(scratch), signing_key())
+        remote.publish(base)
+        second = remote.publish(target, base)
+        remote.acknowledge(second, "host-1", "staged", is_built=True)
+        remote.acknowledge(second, "host-1", "applied")
+        remote.put_anchor(target, second.version.place)
+        remote.publish(base, target)
+        remote.publish(target)
+        remote.hint(5, "streaming")
+
+
+WRITERS = {"deltas": write_deltas, "remote": write_remote}
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    Path(sys.argv[2]).mkdir()
+    WRITERS[sys.argv[1]](Path(sys.argv[2]))
