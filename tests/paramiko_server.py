@@ -21,13 +21,24 @@ class _Server(paramiko.ServerInterface):  # type: ignore[misc]
         return int(paramiko.OPEN_SUCCEEDED)
 
 
+class _Handle(paramiko.SFTPHandle):  # type: ignore[misc]
+    """An open file of a disk that takes so many bytes of each."""
+
+    most_bytes: int | None = None
+
+    def write(self, offset: int, data: bytes) -> int:
+        if self.most_bytes is not None and offset + len(data) > self.most_bytes:
+            return int(paramiko.SFTP_FAILURE)
+        return int(super().write(offset, data))
+
+
 class _Files(paramiko.SFTPServerInterface):  # type: ignore[misc]
     """What the machine says, in SFTP's words; a plain rename fails if the name is taken."""
 
     def open(self, path: str, flags: int, attr: Any) -> Any:
         def work() -> Any:
             fd = os.open(path, flags, 0o644)
-            handle = paramiko.SFTPHandle(flags)
+            handle = _Handle(flags)
             is_read = not flags & (os.O_WRONLY | os.O_RDWR)
             handle.readfile = handle.writefile = os.fdopen(fd, "rb" if is_read else "wb")
             handle.stat = lambda: paramiko.SFTPAttributes.from_stat(os.fstat(fd))
@@ -73,6 +84,16 @@ def _tried(work: Callable[[], Any]) -> Any:
     except OSError as error:
         return paramiko.SFTPServer.convert_errno(error.errno)
     return paramiko.SFTP_OK if answer is None else answer
+
+
+@contextmanager
+def taking_at_most(size: int) -> Iterator[None]:
+    """Meanwhile no server here takes more than so many bytes of a file."""
+    _Handle.most_bytes = size
+    try:
+        yield
+    finally:
+        _Handle.most_bytes = None
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 import socket
 import threading
+import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,6 +35,8 @@ class Bucket(ThreadingHTTPServer):
         self.faults: list[str] = []
         self.requests: list[tuple[str, str, dict[str, str]]] = []
         self.conditional = True
+        # How long it takes to begin to read what is sent.
+        self.delay_seconds = 0.0
         self.parts: dict[tuple[str, str], bytes] = {}
         self.lock = threading.Lock()
 
@@ -58,6 +61,7 @@ class _BucketHandler(BaseHTTPRequestHandler):
     do_PUT = do_HEAD = do_DELETE = do_POST = do_GET  # noqa: N815
 
     def _serve(self) -> None:
+        time.sleep(self.server.delay_seconds)
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         split = urlsplit(self.path)
         path, query = unquote(split.path), parse_qs(split.query)

@@ -180,6 +180,8 @@ def sftp(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, object]
 
 class TestSftp(StoreContract):
     rounds = 10
+    # Its parts have 8 MiB, and the server is a slow one.
+    big = BIG[: (8 << 20) + 1]
 
     @pytest.fixture
     def place(self, sftp: dict[str, object], tmp_path: Path) -> Place:

@@ -15,9 +15,11 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
 
+from dcr_cli.checkpoint.names import path_fault
+
 # How much of a body is handed on at a time, at most.
 CHUNK_BYTES = 1 << 20
-_LEFTOVER = re.compile(r"(?:[^/]+/)*\.[0-9a-f]{16}\.new")
+_LEFTOVER = re.compile(r"\.[0-9a-f]{16}\.new")
 
 
 class FaultError(Exception):
@@ -152,7 +154,8 @@ def new_name(key: str) -> str:
 
 def is_leftover(key: str) -> bool:
     """Whether this is such a name, and not that of an object or of anybody else's file."""
-    return _LEFTOVER.fullmatch(key) is not None
+    above, slash, name = key.rpartition("/")
+    return _LEFTOVER.fullmatch(name) is not None and (not slash or path_fault(above) is None)
 
 
 def parts(data: bytes | Readable, size: int = CHUNK_BYTES) -> Iterator[bytes]:

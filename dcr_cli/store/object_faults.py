@@ -10,6 +10,7 @@ import re
 from obstore.exceptions import (
     AlreadyExistsError,
     BaseError,
+    InvalidPathError,
     PermissionDeniedError,
     PreconditionError,
     UnauthenticatedError,
@@ -77,6 +78,11 @@ def fault_of(error: BaseError | FileNotFoundError) -> FaultError:
         return AbsentError()
     if code in _NOT_OUR_KEY or isinstance(error, UnauthenticatedError):
         return PermanentError(f"refuses: {reason}", hint=_HINTS.get(code, "check the credentials"))
+    if isinstance(error, InvalidPathError):
+        return PermanentError(
+            "holds an object whose name cannot be listed",
+            hint="remove what has // or a component . or .. in its name",
+        )
     if isinstance(error, PermissionDeniedError):
         return DeniedError(reason)
     return _other_fault(text, status, code, reason)

@@ -126,10 +126,16 @@ class Sessions:
             times = dict.fromkeys(("timeout", "banner_timeout", "auth_timeout", "channel_timeout"), TIMEOUT_SECONDS)
             client.connect(self._host, **times, **arguments)
             _watch(client.get_transport())
-        except BaseException:
+            return client
+        except BaseException as error:
+            transport = client.get_transport()
+            is_alive = transport is not None and transport.is_active()
             client.close()
-            raise
-        return client
+            if not (is_alive and isinstance(error, paramiko.SSHException)):
+                raise
+            fault = _fault_of(error)
+        # Nothing broke: it failed at what we are known by.
+        raise _no_key() if isinstance(fault, TransientError) else fault
 
 
 def _watch(transport: paramiko.Transport) -> None:
@@ -179,6 +185,10 @@ def _value(location: Location, name: str, value: object) -> object:
     return value
 
 
+def _no_key() -> PermanentError:
+    return PermanentError("found no key or password", hint="name one: key_filename, password, or an agent")
+
+
 def _connection_fault_of(error: Exception) -> FaultError:
     """What it means that there is no connection: never that an object is not there, or denied."""
     if isinstance(error, FileNotFoundError | PermissionError | ValueError | paramiko.hostkeys.InvalidHostKey):
@@ -201,7 +211,7 @@ def _fault_of(error: Exception) -> FaultError:
         if "known_hosts" in str(error):
             return PermanentError("its host key is not known", hint="connect once with ssh, and check the key it shows")
         if "No authentication methods" in str(error):
-            return PermanentError("found no key or password", hint="name one: key_filename, password, or an agent")
+            return _no_key()
         return TransientError("the connection broke")
     if isinstance(error, paramiko.ssh_exception.NoValidConnectionsError):
         return TransientError("nothing answers there")
