@@ -196,7 +196,7 @@ class _Worker:
         """Bring small parts to their target bits in the buffer, and in the journal: digests of both."""
         has_source = stretch.source is not None
         old = _digest_parts(stretch.parts, buffer) if has_source else np.zeros((len(stretch.parts), 4), np.uint32)
-        before = buffer.copy() if task.is_patch else None
+        before = buffer.copy() if task.is_patch and has_source else None
         begin = 0
         for part in stretch.parts:
             if part.coded is not None:
@@ -223,6 +223,9 @@ class _Worker:
                 self._journal(task, stretch.begin, Changed(positions, buffer.take(positions)), len(buffer))
             else:
                 self._journal(task, stretch.begin, buffer, len(buffer))
+        elif task.is_patch:
+            # What the buffer held before has nothing to do with what the file holds.
+            self._journal(task, stretch.begin, buffer, len(buffer))
         return old, _digest_parts(stretch.parts, buffer)
 
     def _dtype(self, part: Part) -> Dtype:
