@@ -351,7 +351,7 @@ def diff(
 def apply(
     session: Session,
     delta: Annotated[
-        list[str], typer.Argument(metavar="DELTA...", help="Folders that `dcr diff -o` wrote, in their order.")
+        list[str], typer.Argument(metavar="DELTA", help="Folders that `dcr diff -o` wrote, in their order.")
     ],
     checkpoint: Annotated[str, typer.Argument(metavar="CHECKPOINT", help="The checkpoint to bring to the target.")],
     to: Annotated[

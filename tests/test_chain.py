@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
@@ -18,6 +19,7 @@ from hypothesis import HealthCheck, Phase, given, settings, strategies as st
 
 from dcr_cli.apply import Way, apply, apply_chain
 from dcr_cli.checkpoint.checkpoint import open_checkpoint
+from dcr_cli.cli import main
 from dcr_cli.delta.chain import MOST_AT_ONCE, compose, compose_files, split
 from dcr_cli.delta.delta import Delta, open_delta
 from dcr_cli.delta.encoding import Encoding
@@ -733,6 +735,39 @@ class TestFetched:
         assert deltas_to_finish(case.receiver) is None
         fresh_copy(case.deltas[2], case.receiver / FETCHED / "2")
         assert deltas_to_finish(case.receiver) == tuple(case.receiver / FETCHED / name for name in "012")
+
+
+class TestCommand:
+    def test_several_deltas(
+        self, rich: tuple[list[Path], list[Path]], place: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        roots, deltas = rich
+        receiver = fresh_copy(roots[0], place / "receiver")
+        assert main(["apply", *map(str, deltas), str(receiver), "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert (found["already"], found["checkpoint"]) == (False, str(receiver))
+        assert tree(receiver) == tree(roots[-1])
+        assert main(["apply", *map(str, deltas), str(receiver)]) == 0
+        assert capsys.readouterr().out.startswith("already there")
+
+    def test_what_is_missing_or_in_the_wrong_order(
+        self, rich: tuple[list[Path], list[Path]], place: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        roots, deltas = rich
+        receiver = str(fresh_copy(roots[0], place / "receiver"))
+        first, second, third = map(str, deltas)
+        for words, code, said in (
+            ([], 2, "missing argument 'DELTA'"),
+            ([first], 2, "missing argument 'DELTA'"),
+            ([first, "", receiver], 2, "an empty path"),
+            ([first, receiver, second], 3, "the delta comes first"),
+            ([second, first, receiver], 5, "in their order"),
+            ([first, third, receiver], 5, f"does not start where {first} ends"),
+            ([second, third, receiver], 5, "apply the deltas in their order"),
+        ):
+            assert main(["apply", *words]) == code
+            assert said in capsys.readouterr().err
+        assert tree(Path(receiver)) == tree(roots[0])
 
 
 class TestCost:
