@@ -1,33 +1,37 @@
-"""Brings a checkpoint from a delta's base to its target, byte for byte; what was stopped is finished by the next run.
+"""Brings a checkpoint by deltas from base to target, byte for byte; what was stopped is finished by the next run.
 
-This module checks what is asked for and chooses the way; change.py changes a receiver where it is, beside.py builds a
-new folder.
+This module checks what is asked for and chooses the way, and which deltas go in one pass; change.py changes a receiver
+where it is, beside.py builds a new folder.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dcr_cli.arguments import check_path, is_loop
-from dcr_cli.checkpoint.folder import Identity, identity_of, scan
+from dcr_cli.checkpoint.folder import Identity, identity_of
 from dcr_cli.checkpoint.in_progress import STATE_FOLDER, command_to_finish, is_incomplete
-from dcr_cli.checkpoint.names import shown
+from dcr_cli.checkpoint.names import listed
 from dcr_cli.checkpoint.patterns import check_patterns
-from dcr_cli.delta.delta import open_delta
+from dcr_cli.delta.chain import ChainPayloads, check_chain, compose, split
+from dcr_cli.delta.delta import Delta, open_delta
 from dcr_cli.delta.payload import PayloadReader
 from dcr_cli.durable import Folder
 from dcr_cli.errors import IN_A_CIRCLE, IncompleteError, LocalError, UsageError
-from dcr_cli.receiver.apply_result import ApplyResult, done, nothing_done
+from dcr_cli.receiver.apply_result import ApplyResult, joined
 from dcr_cli.receiver.beside import ASIDE, apply_aside, apply_to
-from dcr_cli.receiver.change import IN_PLACE, REPLACE, Change
-from dcr_cli.receiver.job import Job, Progress, Target, sums_of
+from dcr_cli.receiver.change import IN_PLACE, REPLACE
+from dcr_cli.receiver.here import change, finish
+from dcr_cli.receiver.job import Progress, Target
 from dcr_cli.receiver.receiver import Marker, Receiver
 from dcr_cli.receiver.record import STATE_NAME
 from dcr_cli.receiver.rehearsal import find_there, rehearse_aside, rehearse_change, rehearse_to
-from dcr_cli.receiver.sidecars import identities_now, leave_record
-from dcr_cli.receiver.survey import is_there_already, look_at, open_root
+from dcr_cli.receiver.start import TargetOf, find_start
+from dcr_cli.receiver.survey import open_root
 from dcr_cli.work import threads
 
 __all__ = ["MODES", "ApplyResult", "apply"]
@@ -37,7 +41,7 @@ MODES = (REPLACE, IN_PLACE, ASIDE)
 
 
 def apply(
-    delta: str | Path,
+    delta: str | Path | Sequence[str | Path],
     checkpoint: str | Path,
     *,
     to: str | Path | None = None,
@@ -50,125 +54,142 @@ def apply(
 ) -> ApplyResult:
     """Bring `checkpoint` from the base of `delta` to its target; with `to`, build the target there instead.
 
+    Several deltas, each starting where the one before ends, are applied in one pass, from the version on that the
+    checkpoint is at; deltas that do not allow that go in as few passes as they can, one after the other, and a dry run
+    rehearses the first of them.
+
     `mode` replace stages new shards and renames them, in-place patches shards where they lie, and aside builds beside
     the folder that the link `checkpoint` points at and turns the link; that folder stays with `keep_previous`, and if
     it was not made for this link or another one leads to it. A receiver that is at the target is left alone. Before
-    anything changes, the delta and the base are read and checked, and every tensor's result: an error until then leaves
-    the checkpoint as it was. Stopped later, it says that it is incomplete until the same call finishes it. Raises
-    NotFoundError, DamagedError (IncompleteError if another delta has to be finished first), WrongBaseError,
+    anything changes, the deltas and the base are read and checked, and every tensor's result: an error until then
+    leaves the checkpoint as it was. Stopped later, it says that it is incomplete until the same call finishes it.
+    Raises NotFoundError, DamagedError (IncompleteError if other deltas have to be finished first), WrongBaseError,
     ConflictError (another apply holds it), LocalError, UsageError.
     """
     _check_arguments(mode, jobs, is_apart=to is not None, keep_previous=keep_previous)
     check_patterns(skip)
-    _check_apart(Path(delta), Path(checkpoint), Path(to) if to is not None else None)
-    opened = open_delta(delta, if_checkpoint="the delta comes first: dcr apply DELTA CHECKPOINT")
-    with PayloadReader(opened.folder, opened.manifest.payloads) as payloads:
-        payloads.verify_all(threads(jobs))
-        target = Target(opened, payloads, threads(jobs), progress)
-        if dry_run and to is not None:
-            return rehearse_to(Path(checkpoint), Path(to), target, skip)
-        if dry_run and mode == ASIDE:
-            return rehearse_aside(Path(checkpoint), target, skip, keep_previous=keep_previous)
-        if dry_run:
+    folders = [delta] if isinstance(delta, str | Path) else list(delta)
+    if not folders:
+        raise UsageError("apply", "no delta is given", hint="dcr apply DELTA CHECKPOINT")
+    for folder in folders:
+        _check_apart(Path(folder), Path(checkpoint), Path(to) if to is not None else None)
+    hint = "the delta comes first: dcr apply DELTA CHECKPOINT"
+    opened = [open_delta(folder, if_checkpoint=hint) for folder in folders]
+    way = Way(mode, Path(to) if to is not None else None, dry_run, keep_previous, tuple(skip))
+    return apply_chain(opened, Path(checkpoint), way, jobs=jobs, progress=progress)
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How deltas are to be applied; the members mean what the arguments of `apply` mean."""
+
+    mode: str = REPLACE
+    to: Path | None = None
+    dry_run: bool = False
+    keep_previous: bool = False
+    skip: tuple[str, ...] = ()
+
+
+def apply_chain(
+    deltas: Sequence[Delta],
+    checkpoint: Path,
+    way: Way,
+    *,
+    jobs: int | None = None,
+    progress: Progress | None = None,
+    remote: str | None = None,
+) -> ApplyResult:
+    """Do what `apply` does with opened deltas, which may lie anywhere, in the checkpoint's own `.dcr/fetched` too.
+
+    Aside, they must not lie in a folder that goes, if they need several passes. `remote` is what people are told to
+    pull from to finish a change that was stopped, where the deltas come from there.
+    """
+    check_chain(deltas)
+    with ExitStack() as stack:
+        readers = [stack.enter_context(PayloadReader(delta.folder, delta.manifest.payloads)) for delta in deltas]
+        for reader in readers:
+            reader.verify_all(threads(jobs))
+        reader_of = {delta.commit_blake3: reader for delta, reader in zip(deltas, readers, strict=True)}
+
+        def target_of(group: Sequence[Delta]) -> Target:
+            payloads = ChainPayloads([reader_of[delta.commit_blake3] for delta in group])
+            return Target(compose(group), payloads, threads(jobs), progress, remote=remote)
+
+        if way.to is None and way.mode != ASIDE and not way.dry_run:
+            return _apply_here(checkpoint, deltas, way, target_of)
+        if len(deltas) > 1:
             with open_root(checkpoint) as root:
-                return rehearse_change(root, target, mode, skip)
-        if to is not None:
-            return apply_to(Path(checkpoint), Path(to), target, skip)
-        if mode == ASIDE:
-            return apply_aside(Path(checkpoint), target, skip, keep_previous=keep_previous)
-        with open_root(checkpoint) as root:
-            try:
-                receiver = Receiver(root)
-            except LocalError:
-                # Where nothing can be changed, nothing has to be if it is at the target.
-                found = find_there(root, target, mode, skip)
-                if found is None:
-                    raise
-                return found
-            with receiver:
-                marker = receiver.read_marker()
-                if marker is not None:
-                    return _finish(receiver, target, marker)
-                receiver.clear()
-                return _change(receiver, target, mode, skip)
+                deltas = _not_done(root, deltas, way.skip, target_of)
+        targets = [target_of(group) for group in split(deltas)]
+        if way.dry_run:
+            return replace(_rehearse(checkpoint, targets[0], way), target=targets[-1].chain.target)
+        if way.to is not None:
+            return apply_to(checkpoint, way.to, targets, way.skip)
+        keeps = [way.keep_previous, *(False for _ in targets[1:])]
+        return joined(
+            [
+                apply_aside(checkpoint, target, way.skip, keep_previous=keep)
+                for target, keep in zip(targets, keeps, strict=True)
+            ]
+        )
 
 
-def apply_own(delta: Path, checkpoint: Path, *, mode: str, jobs: int, progress: Progress | None = None) -> ApplyResult:
-    """Apply a delta that lies in the receiver's own state folder, as `apply` does."""
-    opened = open_delta(delta)
-    with PayloadReader(opened.folder, opened.manifest.payloads) as payloads, open_root(checkpoint) as root:
-        payloads.verify_all(jobs)
-        target = Target(opened, payloads, jobs, progress)
-        with Receiver(root) as receiver:
+def _rehearse(checkpoint: Path, target: Target, way: Way) -> ApplyResult:
+    if way.to is not None:
+        return rehearse_to(checkpoint, way.to, target, way.skip)
+    if way.mode == ASIDE:
+        return rehearse_aside(checkpoint, target, way.skip, keep_previous=way.keep_previous)
+    with open_root(checkpoint) as root:
+        return rehearse_change(root, target, way.mode, way.skip)
+
+
+def _apply_here(checkpoint: Path, deltas: Sequence[Delta], way: Way, target_of: TargetOf) -> ApplyResult:
+    with open_root(checkpoint) as root:
+        try:
+            receiver = Receiver(root)
+        except LocalError:
+            # Where nothing can be changed, nothing has to be if it is at the target.
+            group = split(_not_done(root, deltas, way.skip, target_of))[0]
+            found = find_there(root, target_of(group), way.mode, way.skip)
+            if found is None:
+                raise
+            return found
+        with receiver:
+            results = []
             marker = receiver.read_marker()
             if marker is not None:
-                return _finish(receiver, target, marker)
-            receiver.clear()
-            return _change(receiver, target, mode, ())
+                begun, deltas = _begun(root, deltas, marker)
+                results.append(finish(receiver, target_of(begun), marker))
+            else:
+                receiver.clear()
+                deltas = _not_done(root, deltas, way.skip, target_of)
+            for group in split(deltas):
+                results.append(change(receiver, target_of(group), way.mode, way.skip))
+            return joined(results)
 
 
-def _change(receiver: Receiver, target: Target, mode: str, skip: Sequence[str]) -> ApplyResult:
-    root = receiver.root
-    found, job = look_at(root, target, skip)
-    is_there = is_there_already(found, job)
-    if not is_there:
-        plan = job.plan(is_exact=found.is_base, in_place=mode == IN_PLACE)
-        change = Change(receiver, job, plan)
-        is_there = change.carry_out(found, mode, target.delta.commit_blake3)
-    if is_there:
-        files = found.files_at_target(target.delta.manifest)
-        leave_record(receiver, job, files, is_trusted=found.known is not None)
-        return nothing_done(
-            str(root.path), mode, job, exact=found.has_target_files, foreign=found.foreign, dry_run=False
-        )
-    return done(
-        str(root.path),
-        mode,
-        job,
-        plan,
-        files=change.changed_paths,
-        bytes_written=change.bytes_written,
-        foreign=tuple(sorted({*found.foreign, *change.left})),
-    )
+def _not_done(root: Folder, deltas: Sequence[Delta], skip: Sequence[str], target_of: TargetOf) -> Sequence[Delta]:
+    """The deltas that are to be applied; of those that all have been, the last, so that its target is checked."""
+    return deltas[min(find_start(root, deltas, skip, target_of), len(deltas) - 1) :]
 
 
-def _finish(receiver: Receiver, target: Target, marker: Marker) -> ApplyResult:
-    """Finish the change that `marker` tells of, as it was begun."""
-    root = receiver.root
-    check_same_delta(root, target, marker)
-    base, digests = receiver.read_base(marker)
-    identities = identities_now(root, [file.path for file in base.files])
-    job = Job(target, base, root.path, identities, sums_of(row.tobytes() for row in digests))
-    plan = job.plan(is_exact=marker.is_exact, in_place=marker.mode == IN_PLACE)
-    change = Change(receiver, job, plan)
-    change.finish()
-    ours = {*(shard.path for shard in plan.shards), *(file.path for file in base.files), *change.changed_paths}
-    ours |= {row.path for row in target.delta.manifest.files}
-    ours -= set(change.left)
-    strangers: list[str] = []
-    present = scan(root.path, skip=target.delta.manifest.skipped, strangers=strangers)
-    foreign = tuple(sorted([*(path for path in present if path not in ours), *strangers]))
-    return done(
-        str(root.path),
-        marker.mode,
-        job,
-        plan,
-        files=change.changed_paths,
-        bytes_written=change.bytes_written,
-        foreign=foreign,
-        recovered=True,
-    )
+def _begun(root: Folder, deltas: Sequence[Delta], marker: Marker) -> tuple[Sequence[Delta], Sequence[Delta]]:
+    """The deltas whose change is in progress, and those that come after it.
 
-
-def check_same_delta(root: Folder, target: Target, marker: Marker) -> None:
-    """Raise IncompleteError unless the change in progress is that of this delta, and one that can be finished."""
+    Raises IncompleteError unless it is one of these deltas, and one that can be finished.
+    """
     if marker.mode not in (REPLACE, IN_PLACE):
         facts = "was being built when it was stopped"
         raise IncompleteError(str(root.path), facts, hint="run the dcr apply that was building it again")
-    if marker.commit != target.delta.commit_blake3:
-        facts = f"an apply of another delta, {shown(marker.delta)}, to it was stopped"
-        command = command_to_finish(marker.delta, root.path)
-        raise IncompleteError(str(root.path), facts, hint=f"finish it first: {command}")
+    commits = [delta.commit_blake3 for delta in deltas]
+    count = len(marker.commits)
+    for begin in range(len(deltas) - count + 1):
+        if tuple(commits[begin : begin + count]) == marker.commits:
+            return deltas[begin : begin + count], deltas[begin + count :]
+    other = "another delta" if count == 1 else "other deltas"
+    facts = f"an apply of {other}, {listed(marker.deltas, 3)}, to it was stopped"
+    command = command_to_finish(marker.deltas, marker.remote, root.path)
+    raise IncompleteError(str(root.path), facts, hint=f"finish it first: {command}")
 
 
 def stamp_of(checkpoint: str | Path) -> Stamp:

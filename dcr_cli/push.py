@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from dcr_cli.apply import apply_own
+from dcr_cli.apply import Way, apply_chain
 from dcr_cli.arguments import check_path
 from dcr_cli.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from dcr_cli.checkpoint.digest import State, object_digest
@@ -410,7 +410,7 @@ class _Push:
             if self._options.baseline_link and not self._recovered:
                 baseline.relink(self._source, open_delta(delta))
             else:
-                apply_own(delta, baseline.path, mode=IN_PLACE, jobs=self._effort.jobs)
+                apply_chain([open_delta(delta)], baseline.path, Way(mode=IN_PLACE), jobs=self._effort.jobs)
         baseline.move_to(position_at(published, self._store.shown))
         drop_outgoing(baseline.home)
         self.published = published

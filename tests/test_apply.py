@@ -216,6 +216,16 @@ class TestExact:
         assert result.files_changed == tuple(sorted(path for path in tree(base) if path.endswith(".safetensors")))
         assert verify(found, against=target).matches
 
+    def test_new_bits_that_memory_holds_already(self, tmp_path: Path) -> None:
+        """Tensors that come from nowhere are journalled whole: they are not compared with what a buffer holds."""
+        old = {f"{name}{number}": tensor_of("U8", (4096,), number) for name in "ab" for number in range(8)}
+        new = {f"{name}{number}": tensor_of("U8", (4096,), 8 + number) for name in "ab" for number in range(8)}
+        base, target = write_checkpoint(tmp_path / "base", old), write_checkpoint(tmp_path / "target", new)
+        delta = make_delta(base, target, tmp_path / "delta", "whole")
+        rewrite_delta(delta, rows=lambda row: replace(row, source=None) if row.name.startswith("b") else row)
+        found, _ = apply_by("in-place", delta, base, tmp_path / "work")
+        assert tree(found) == tree(target)
+
 
 class TestAgain:
     """A receiver at the target is left alone."""

@@ -861,18 +861,18 @@ class TestPutThereSinceItStopped:
 
 def test_markers() -> None:
     marker = Marker(
-        b"c" * 32,
-        "/a/d\u00e9lta \udcff",
+        (b"c" * 32,),
+        ("/a/d\u00e9lta \udcff",),
         State(b"1" * 32, b"2" * 32),
         State(b"3" * 32, b"4" * 32),
         "m",
         True,
         b"5" * 32,
     )
-    assert decode_marker(encode_marker(replace(marker, delta="/a/d\u00e9lta")), "it").delta == "/a/d\u00e9lta"
+    assert decode_marker(encode_marker(replace(marker, deltas=("/a/d\u00e9lta",))), "it").deltas == ("/a/d\u00e9lta",)
     # A path that is not UTF-8 is only shown.
     assert decode_marker(encode_marker(marker), "it").target == marker.target
-    assert json.loads(encode_marker(replace(marker, delta="x")))["format"] == 1
+    assert json.loads(encode_marker(replace(marker, deltas=("x",))))["format"] == 1
 
 
 class TestLimits:

@@ -9,6 +9,7 @@ import errno
 import os
 import shlex
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 
 from dcr_cli.checkpoint.json_text import strict_json
@@ -18,8 +19,8 @@ from dcr_cli.holder import MAX_HOLDER_BYTES, decode_holder
 STATE_FOLDER = ".dcr"
 IN_PROGRESS = f"{STATE_FOLDER}/in-progress"
 LOCK_FILE = f"{STATE_FOLDER}/lock"
-# A marker is no larger. No longer path is shown to say how to finish.
-MAX_MARKER_BYTES = 1 << 16
+# A marker is no larger. No longer path, and no more of them, is shown to say how to finish.
+MAX_MARKER_BYTES = 1 << 20
 _MAX_SHOWN_CHARACTERS = 1000
 
 
@@ -46,7 +47,7 @@ def check_complete(folder: Path) -> None:
     if not is_incomplete(folder):
         return
     facts = "incomplete: an apply to it was stopped"
-    hint = f"{command_to_finish(_delta_of(folder), folder)} finishes it"
+    hint = f"{command_to_finish(*_origin_of(folder), folder)} finishes it"
     try:
         holder = decode_holder(_read(folder / LOCK_FILE, MAX_HOLDER_BYTES))
     except PermissionError:
@@ -63,10 +64,13 @@ def check_complete(folder: Path) -> None:
     raise IncompleteError(str(folder), facts, hint=hint)
 
 
-def command_to_finish(delta: str, checkpoint: str | os.PathLike[str]) -> str:
-    """The command that finishes an apply. Where its delta lay is what a marker says, which may be anything."""
-    can_be_shown = 0 < len(delta) <= _MAX_SHOWN_CHARACTERS and delta.isprintable()
-    return f"dcr apply {_argument(delta) if can_be_shown else 'DELTA'} {_argument(str(checkpoint))}"
+def command_to_finish(deltas: Sequence[str], remote: str | None, checkpoint: str | os.PathLike[str]) -> str:
+    """The command that finishes an apply. Where its deltas lay, or came from, is what a marker says, which may be
+    anything."""
+    command, given, stands_in = ("apply", deltas, "DELTA") if remote is None else ("pull", [remote], "REMOTE")
+    can_be_shown = sum(map(len, given)) <= _MAX_SHOWN_CHARACTERS
+    sources = [_argument(text) if can_be_shown and text and text.isprintable() else stands_in for text in given]
+    return " ".join(["dcr", command, *(sources or [stands_in]), _argument(str(checkpoint))])
 
 
 def _argument(path: str) -> str:
@@ -74,12 +78,14 @@ def _argument(path: str) -> str:
     return shlex.quote(f"./{path}" if path.startswith("-") else path)
 
 
-def _delta_of(folder: Path) -> str:
-    """What the marker in `folder` says of where the delta lay; nothing if it says nothing."""
+def _origin_of(folder: Path) -> tuple[list[str], str | None]:
+    """What the marker in `folder` says of where the deltas lay and came from; nothing if it says nothing."""
     try:
-        return str(strict_json(_read(folder / IN_PROGRESS, MAX_MARKER_BYTES), "marker")["delta"])
-    except (OSError, DamagedError, TypeError, KeyError):
-        return ""
+        document = strict_json(_read(folder / IN_PROGRESS, MAX_MARKER_BYTES), "marker")
+        remote = str(document["remote"]) if "remote" in document else None
+        return list(map(str, document.get("deltas", [document["delta"]]))), remote
+    except (OSError, DamagedError, TypeError, KeyError, AttributeError):
+        return [], None
 
 
 def _read(path: Path, limit: int) -> bytes:

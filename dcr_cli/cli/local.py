@@ -54,7 +54,9 @@ def diff(
 @command
 def apply(
     session: Session,
-    delta: Delta,
+    delta: Annotated[
+        list[str], typer.Argument(metavar="DELTA", help="Folders that `dcr diff -o` wrote, in their order.")
+    ],
     checkpoint: Annotated[str, typer.Argument(metavar="CHECKPOINT", help="The checkpoint to bring to the target.")],
     to: Annotated[
         str | None, typer.Option("--to", metavar="OUT", help="Leave CHECKPOINT alone and build the target here.")
@@ -69,7 +71,10 @@ def apply(
     dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Say what would be done; change nothing.")] = False,
     skip: Skip = None,
 ) -> int:
-    """Bring CHECKPOINT from a delta's base to its target, byte for byte; safe to stop and to run again."""
+    """Bring CHECKPOINT from a delta's base to its target, byte for byte; safe to stop and to run again.
+
+    Several deltas, each starting where the one before ends, are applied in one pass.
+    """
     chosen = [name for name, given in (("--to", to is not None), ("--in-place", in_place), ("--aside", aside)) if given]
     if len(chosen) > 1:
         raise UsageError("apply", f"{' and '.join(chosen)} exclude each other", hint="dcr apply --help")
@@ -81,7 +86,7 @@ def apply(
     session.left_by_stop = functools.partial(left_by_stop, checkpoint, stamp_of(checkpoint))
     with session.progress() as progress:
         result = run(
-            path_of(delta, "DELTA"),
+            [path_of(folder, "DELTA") for folder in delta],
             path_of(checkpoint, "CHECKPOINT"),
             to=path_of(to, "--to") if to is not None else None,
             mode="in-place" if in_place else "aside" if aside else "replace",

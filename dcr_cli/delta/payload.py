@@ -214,8 +214,9 @@ class PayloadReader:
     """
 
     def __init__(self, folder: Path, rows: Sequence[PayloadRow]) -> None:
+        self.folder = folder
+        self.count = len(rows)
         self._rows = rows
-        self._folder = folder
         self._files = Files(folder, {payload_name(i): self._identity(i, row) for i, row in enumerate(rows)})
         self._facts: dict[int, PayloadFacts] = {}
 
@@ -286,7 +287,7 @@ class PayloadReader:
         return identity_of(status)
 
     def _what(self, index: int) -> str:
-        return str(self._folder / payload_name(index))
+        return str(self.folder / payload_name(index))
 
     def _known_facts(self, index: int) -> PayloadFacts:
         # Two threads may both read them; they find the same.

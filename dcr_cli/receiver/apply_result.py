@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from dcr_cli.checkpoint.digest import State
 from dcr_cli.receiver.job import Job
@@ -19,6 +20,8 @@ class ApplyResult:
     `foreign` files are no part of the checkpoint and were left. `previous` is the folder that a link pointed at before,
     if it is left there. `not_carried` are files of such a folder that could not be carried over, so that it was not
     removed.
+
+    Deltas that had to go in several passes, one after the other: counts of tensors and shards are those of the last.
     """
 
     checkpoint: str
@@ -45,12 +48,12 @@ def nothing_done(
     checkpoint: str, mode: str, job: Job, *, exact: bool, foreign: tuple[str, ...], dry_run: bool
 ) -> ApplyResult:
     """The result for a receiver that was at the target already."""
-    commit = job.target.delta.commit
+    chain = job.target.chain
     return ApplyResult(
         checkpoint=checkpoint,
         mode=mode,
-        base=commit.base,
-        target=commit.target,
+        base=chain.base,
+        target=chain.target,
         already=True,
         recovered=False,
         dry_run=dry_run,
@@ -81,13 +84,13 @@ def done(
     previous: str | None = None,
 ) -> ApplyResult:
     """The result of a plan that was carried out, or would be."""
-    commit = job.target.delta.commit
+    chain = job.target.chain
     actions = [shard.action for shard in plan.shards]
     return ApplyResult(
         checkpoint=checkpoint,
         mode=mode,
-        base=commit.base,
-        target=commit.target,
+        base=chain.base,
+        target=chain.target,
         already=False,
         recovered=recovered,
         dry_run=dry_run,
@@ -101,4 +104,25 @@ def done(
         room_bytes=room_for(plan),
         foreign=foreign,
         previous=previous,
+    )
+
+
+def joined(results: Sequence[ApplyResult]) -> ApplyResult:
+    """The result of passes that were made one after the other over one checkpoint."""
+    first, last = results[0], results[-1]
+    if first is last:
+        return first
+    return replace(
+        last,
+        checkpoint=first.checkpoint,
+        mode=first.mode,
+        base=first.base,
+        already=all(result.already for result in results),
+        recovered=any(result.recovered for result in results),
+        files_changed=tuple(dict.fromkeys(path for result in results for path in result.files_changed)),
+        bytes_written=sum(result.bytes_written for result in results),
+        room_bytes=max(result.room_bytes for result in results),
+        foreign=first.foreign,
+        previous=first.previous,
+        not_carried=tuple(path for result in results for path in result.not_carried),
     )

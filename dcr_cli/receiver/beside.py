@@ -19,7 +19,7 @@ from dcr_cli.checkpoint.names import shown
 from dcr_cli.durable import PRIVATE_FOLDER_MODE, Folder, open_folder
 from dcr_cli.errors import ConflictError, DcrError, IncompleteError, LocalError, WrongBaseError
 from dcr_cli.locking import lock
-from dcr_cli.receiver.apply_result import ApplyResult, done, nothing_done
+from dcr_cli.receiver.apply_result import ApplyResult, done, joined, nothing_done
 from dcr_cli.receiver.carry import (
     Previous,
     carry_over,
@@ -30,7 +30,9 @@ from dcr_cli.receiver.carry import (
     remove_known,
     unknown_files,
 )
+from dcr_cli.receiver.change import REPLACE
 from dcr_cli.receiver.fresh import Fresh, room_for_fresh
+from dcr_cli.receiver.here import change
 from dcr_cli.receiver.job import Job, Target
 from dcr_cli.receiver.link import Link, check_still, is_made_for, is_used_otherwise, read_link, turn
 from dcr_cli.receiver.places import changed_paths, check_changeable, check_lengths
@@ -44,12 +46,15 @@ _PREVIOUS = "previous"
 _PREVIOUS_LIMIT = 1 << 30
 
 
-def apply_to(checkpoint: Path, out: Path, target: Target, skip: Sequence[str]) -> ApplyResult:
-    """Build the target in `out`, which must not exist or be an empty folder; `checkpoint` is only read."""
+def apply_to(checkpoint: Path, out: Path, targets: Sequence[Target], skip: Sequence[str]) -> ApplyResult:
+    """Build the last of `targets` in `out`, which must not exist or be an empty folder; `checkpoint` is only read.
+
+    The first is built from it, and brought to the others before it gets its name.
+    """
     out = Path(os.path.abspath(out))
     with open_root(checkpoint) as source, open_parent(out) as parent:
         check_free(parent, out.name)
-        found, job = look_at(source, target, skip)
+        found, job = look_at(source, targets[0], skip)
         if is_there_already(found, job):
             raise nothing_to_build(job)
         plan = job.plan(is_exact=found.is_base, in_place=False)
@@ -59,10 +64,16 @@ def apply_to(checkpoint: Path, out: Path, target: Target, skip: Sequence[str]) -
             if _build(fresh, found, job, TO):
                 raise nothing_to_build(job)
             fresh.end()
+            result = done_to(out, found, job, plan, bytes_written=fresh.bytes_written, dry_run=False)
+            results = [result]
+            for target in targets[1:]:
+                results.append(change(receiver, target, REPLACE, skip))
+                # What it has prepared goes before the folder is seen.
+                receiver.clear()
             check_free(parent, out.name)
             parent.rename(partial, parent, out.name)
             parent.sync()
-        return done_to(out, found, job, plan, bytes_written=fresh.bytes_written, dry_run=False)
+        return joined(results)
 
 
 def open_parent(out: Path) -> Folder:
@@ -74,7 +85,7 @@ def open_parent(out: Path) -> Folder:
 
 
 def done_to(out: Path, found: Survey, job: Job, plan: Plan, *, bytes_written: int, dry_run: bool) -> ApplyResult:
-    paths = [shard.path for shard in plan.shards] + [row.path for row in job.target.delta.manifest.files]
+    paths = [shard.path for shard in plan.shards] + [row.path for row in job.target.chain.manifest.files]
     foreign = found.foreign
     result = done(str(out), TO, job, plan, files=paths, bytes_written=bytes_written, foreign=foreign, dry_run=dry_run)
     return replace(result, room_bytes=room_for_fresh(plan, links=False))
@@ -99,7 +110,7 @@ def apply_aside(path: Path, target: Target, skip: Sequence[str], *, keep_previou
         built = _Move(old, parent, link, skip).build(found, job, plan) if plan is not None else None
         if plan is None or built is None:
             is_exact = found.has_target_files
-            own = found.files_at_target(target.delta.manifest)
+            own = found.files_at_target(target.chain.manifest)
             leave_record(old, job, own, is_trusted=found.known is not None)
             result = nothing_done(str(path), ASIDE, job, exact=is_exact, foreign=found.foreign, dry_run=False)
             return replace(result, previous=kept, not_carried=tuple(not_carried))
@@ -135,7 +146,7 @@ def check_beside(link: Link, parent: Folder, above: Folder, target: Target) -> N
     turned."""
     for place in (parent, above):
         check_changeable(place)
-    names = link.names(target.delta.commit_blake3)
+    names = link.names(target.chain.commits[-1])
     check_lengths(parent, names, f"building beside {link.path}")
     check_lengths(above, [link.temporary], f"turning {link.path}")
 
@@ -163,7 +174,7 @@ class _Move:
             return None
 
     def _build(self, found: Survey, job: Job, plan: Plan) -> tuple[str, int]:
-        names = self.link.names(job.target.delta.commit_blake3)
+        names = self.link.names(job.target.chain.commits[-1])
         for name in names:
             if self.parent.status(name) is None:
                 break
@@ -199,7 +210,7 @@ class _NothingToDoError(Exception):
 def _build(fresh: Fresh, found: Survey, job: Job, mode: str) -> bool:
     """Build the shards and check them; True if the base has turned out to be the target."""
     fresh.check()
-    outcome = fresh.build(mode, job.target.delta.commit_blake3)
+    outcome = fresh.build(mode)
     if judge(found, job, outcome.base_sums):
         return True
     outcome.check_target()
@@ -270,7 +281,7 @@ def _locked_behind(path: Path) -> Iterator[tuple[Receiver, Link]]:
         check_still(link)
         marker = receiver.read_marker()
         if marker is not None:
-            hint = f"finish it first: {command_to_finish(marker.delta, path)}"
+            hint = f"finish it first: {command_to_finish(marker.deltas, marker.remote, path)}"
             raise IncompleteError(str(path), "an apply to the folder behind it was stopped", hint=hint)
         receiver.clear()
         yield receiver, link

@@ -24,8 +24,16 @@ from dcr_cli.receiver.job import Job, Outcome, whole_work
 from dcr_cli.receiver.journal import Chunk
 from dcr_cli.receiver.places import CONFIG, changed_paths, check_plan, folders_of, has_room
 from dcr_cli.receiver.plan import Action, Plan, in_turn
-from dcr_cli.receiver.receiver import HELD, HELD_CONFIG, JOURNAL, STAGE, Batch, Marker, Receiver
-from dcr_cli.receiver.sidecars import NewFiles, final_files, identities_now, identity_below, new_files, record_target
+from dcr_cli.receiver.receiver import HELD, HELD_CONFIG, JOURNAL, STAGE, Batch, Receiver
+from dcr_cli.receiver.sidecars import (
+    NewFiles,
+    final_files,
+    identities_now,
+    identity_below,
+    marker_of,
+    new_files,
+    record_target,
+)
 from dcr_cli.receiver.staging import place_chunks, stage
 from dcr_cli.receiver.survey import Survey, judge
 
@@ -75,7 +83,7 @@ class Change:
         # Whether there has been less room than the file system had said.
         self._has_quota = False
 
-    def carry_out(self, found: Survey, mode: str, commit: bytes) -> bool:
+    def carry_out(self, found: Survey, mode: str) -> bool:
         """Bring the receiver from base to target. True if, once it was read, it turned out to be at the target already.
 
         What is raised before the marker is durable leaves the receiver as it was; what is raised later leaves it to
@@ -106,7 +114,7 @@ class Change:
             group, chunks = self._stage_next(0, order)
             rest = order[len(group) :]
         self._check_base_files()
-        self._mark(mode, commit)
+        self._mark(mode)
         try:
             self._check_base_files()
         except ConflictError:
@@ -204,21 +212,12 @@ class Change:
         before = self._job.identities
         check_same(self._root.path, before, identities_now(self._root, before))
 
-    def _mark(self, mode: str, commit: bytes) -> None:
+    def _mark(self, mode: str) -> None:
         assert self._job.known is not None
         digests = self._job.known.astype("<u4").view("u1").reshape(-1, DIGEST_BYTES)
-        delta = self._job.target.delta
-        self._receiver.write_marker(
-            Marker(
-                commit,
-                str(delta.folder.absolute()),
-                delta.commit.base,
-                delta.commit.target,
-                mode,
-                self._plan.is_exact,
-                self._receiver.write_base(self._job.base, digests),
-            )
-        )
+        base_blake3 = self._receiver.write_base(self._job.base, digests)
+        marker = marker_of(self._job.target, mode, is_exact=self._plan.is_exact, base_blake3=base_blake3)
+        self._receiver.write_marker(marker)
 
     # Changing
 

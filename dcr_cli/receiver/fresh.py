@@ -15,8 +15,8 @@ from dcr_cli.durable import NEW_FILE_MODE, PRIVATE_FILE_MODE, File, Folder, may_
 from dcr_cli.receiver.job import Job, Outcome
 from dcr_cli.receiver.places import check_names, check_room, folders_of, with_slack
 from dcr_cli.receiver.plan import Action, Plan
-from dcr_cli.receiver.receiver import Marker, Receiver
-from dcr_cli.receiver.sidecars import NewFiles, final_files, new_files, record_target
+from dcr_cli.receiver.receiver import Receiver
+from dcr_cli.receiver.sidecars import NewFiles, final_files, marker_of, new_files, record_target
 from dcr_cli.receiver.staging import stage
 
 _SPOOL = "spool"
@@ -42,12 +42,9 @@ class Fresh:
         """Raise LocalError if there is no room, DamagedError if the file system cannot hold the names."""
         check_fresh(self._root, self._source, self._plan, self._files, links=self._links)
 
-    def build(self, mode: str, commit: bytes) -> Outcome:
+    def build(self, mode: str) -> Outcome:
         """Build all shards that are not shared; what the pass over the base found out is not judged here."""
-        delta = self._job.target.delta
-        self._receiver.write_marker(
-            Marker(commit, str(delta.folder.absolute()), delta.commit.base, delta.commit.target, mode, True, bytes(32))
-        )
+        self._receiver.write_marker(marker_of(self._job.target, mode, is_exact=True, base_blake3=bytes(32)))
         kept = {number for number, shard in enumerate(self._plan.shards) if shard.action is Action.KEEP}
         # A second name changes the first one's times, so links are made when everything has been read.
         shared = kept if self._links else {number for number in kept if self._clone(self._plan.shards[number].path)}

@@ -1,4 +1,4 @@
-"""What an apply reads from, a delta and a base, and what their digests say about each other.
+"""What an apply reads from, deltas and a base, and what their digests say about each other.
 
 Nothing is changed here; bits that do not fit are refused.
 """
@@ -19,13 +19,13 @@ from dcr_cli.checkpoint.header import Header, parse_header
 from dcr_cli.checkpoint.names import listed, shown
 from dcr_cli.checkpoint.parts import WEIGHT_MAP
 from dcr_cli.checkpoint.weight_map import check_agreement, parse_weight_map
-from dcr_cli.delta.delta import Delta
+from dcr_cli.delta.chain import IN_ORDER, Chain, ChainPayloads
 from dcr_cli.delta.encoding import BLOCK_BYTES, decode_whole
 from dcr_cli.delta.manifest import FileRow, TensorRow
-from dcr_cli.delta.payload import PayloadReader, split_run
+from dcr_cli.delta.payload import split_run
 from dcr_cli.errors import ConflictError, DamagedError, WrongBaseError
 from dcr_cli.receiver.passes import Digests, run_pass
-from dcr_cli.receiver.plan import IN_ORDER, Base, NewShard, Plan, check_files, make_plan, shard_of_tensors
+from dcr_cli.receiver.plan import Base, NewShard, Plan, check_files, make_plan, shard_of_tensors
 from dcr_cli.receiver.tasks import ShardWork, Source
 
 Progress = Callable[[str, int, int], None]
@@ -35,16 +35,27 @@ _SHOWN_DIGITS = 16
 
 
 class Target:
-    """A delta, ready to be decoded: its rows, and the digests that they must end with, as sums [rows, 4]."""
+    """A chain of deltas, ready to be decoded: its rows, and the digests that they must end with, as sums [rows, 4].
 
-    def __init__(self, delta: Delta, payloads: PayloadReader, jobs: int, progress: Progress | None) -> None:
-        self.delta = delta
+    `remote` is where the deltas come from, for people, if it is not from where they lie.
+    """
+
+    def __init__(
+        self,
+        chain: Chain,
+        payloads: ChainPayloads,
+        jobs: int,
+        progress: Progress | None,
+        *,
+        remote: str | None = None,
+    ) -> None:
+        self.chain = chain
         self.payloads = payloads
+        self.remote = remote
         self.jobs = jobs
         self.progress = progress or (lambda stage, done, total: None)
-        pairs = list(delta.tensors())
-        self.rows: list[TensorRow] = [row for row, _ in pairs]
-        self.digests: list[bytes] = [digest for _, digest in pairs]
+        self.rows: Sequence[TensorRow] = chain.rows
+        self.digests: Sequence[bytes] = chain.digests
         self.sums = sums_of(self.digests)
         # Elements that the pieces of each row change.
         self.changed = np.array([sum(piece.changed for piece in row.pieces) for row in self.rows], np.int64)
@@ -62,7 +73,8 @@ class Target:
                     parts.append(decode_whole(data[begin:end], size, 1).tobytes())
                     left -= size
             except ValueError as error:
-                raise DamagedError(f"file {shown(file.path)} in payload {run.payload}", str(error)) from error
+                what = f"file {shown(file.path)} in {self.payloads.name_of(run.payload)}"
+                raise DamagedError(what, str(error)) from error
         content = b"".join(parts)
         if object_digest(content) != file.blake3:
             raise DamagedError(
@@ -101,17 +113,20 @@ class Job:
 
         Raises WrongBaseError if the files of another receiver cannot become the target's.
         """
-        manifest, rows = self.target.delta.manifest, self.target.rows
+        chain, rows = self.target.chain, self.target.rows
         if not is_exact:
-            check_files(self.base, manifest, self.what)
-        plan = make_plan(self.base, manifest, rows, self._target_header if is_exact else None, in_place=in_place)
+            # The files that the first delta needs, and places for those that are there in the end.
+            for manifest in (chain.first, chain.manifest):
+                check_files(self.base, manifest, self.what)
+        header = self._target_header if is_exact else None
+        plan = make_plan(self.base, chain.manifest, rows, header, in_place=in_place, passed=chain.passed)
         if is_exact:
             self._check_weight_map(plan)
         return plan
 
     def _check_weight_map(self, plan: Plan) -> None:
         """Raise DamagedError unless the target's weight map names its tensors and shards as they will be."""
-        row = next((file for file in self.target.delta.manifest.files if file.kind == WEIGHT_MAP), None)
+        row = next((file for file in self.target.chain.manifest.files if file.kind == WEIGHT_MAP), None)
         # One that stays, and is gone since the change began, is missed when the change ends.
         if row is None or not (row.runs or row.path in self.identities):
             return
@@ -214,7 +229,7 @@ class Outcome:
         job, failure = self._job, self._digests.failure
         rows = job.target.rows
         if failure is not None:
-            what = f"tensor {shown(rows[failure.row].name)} in payload {failure.payload}"
+            what = f"tensor {shown(rows[failure.row].name)} in {job.target.payloads.name_of(failure.payload)}"
             raise DamagedError(what, failure.facts)
         for number in np.flatnonzero(self._visited & (self._digests.changed != job.target.changed)).tolist():
             facts = f"{self._digests.changed[number]} elements change, {job.target.changed[number]} says the manifest"
@@ -237,7 +252,7 @@ def wrong_base(job: Job, sums: Sums) -> WrongBaseError:
     # Of a tensor that the delta only copies, the digest must be the target's.
     copies = np.flatnonzero(job.is_copy)
     wrong = copies[(sums[job.source_of[copies]] != job.target.sums[copies]).any(axis=1)]
-    expected = job.target.delta.commit.base.content.hex()[:_SHOWN_DIGITS]
+    expected = job.target.chain.base.content.hex()[:_SHOWN_DIGITS]
     facts = f"is not the base of this delta: expected content blake3:{expected}, "
     facts += f"found blake3:{content_of(job.tensors, sums).hex()[:_SHOWN_DIGITS]}"
     if len(wrong):

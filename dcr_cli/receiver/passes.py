@@ -47,8 +47,9 @@ from dcr_cli.receiver.tasks import (
 # So many files are worked on side by side, because threads that write to one file wait for each other.
 STREAMS = 4
 
-# What a changed byte takes in the journal: its position and itself.
-BYTE_ENTRY_BYTES = 5
+# What a position takes in the journal, and what a changed byte does: its position and itself.
+POSITION_BYTES = 4
+BYTE_ENTRY_BYTES = POSITION_BYTES + 1
 
 Elements = NDArray[Any]
 Bytes = NDArray[np.uint8]
@@ -171,50 +172,45 @@ class _Worker:
 
     def _go_over_one(self, stretch: Stretch, buffer: Bytes, task: Task, tally: Tally) -> tuple[Sums, Sums]:
         """Bring one part to its target bits, in the buffer or in the journal: digests of both."""
-        part, coded = stretch.parts[0], stretch.parts[0].coded
-        if coded is None:
-            old = kernels.digest(buffer, part.at) if stretch.source is not None else _NOTHING
+        part = stretch.parts[0]
+        has_source = stretch.source is not None
+        if not part.coded:
+            old = kernels.digest(buffer, part.at) if has_source else _NOTHING
             return old.reshape(1, 4), old.reshape(1, 4)
         dtype = self._dtype(part)
-        try:
-            if stretch.source is not None:
-                patched = self._patch(
-                    coded, buffer.view(uint_dtype(dtype.width)), part.at, dtype, in_place=not task.is_patch
-                )
-            else:
-                patched = self._make(coded, buffer, part.at, dtype)
-        except ValueError as error:
-            self._digests.fail(part.row, coded.run.payload, error)
-            # Whether the base is the right one comes before what cannot be decoded with it.
-            old = kernels.digest(buffer, part.at) if stretch.source is not None else _NOTHING
-            return old.reshape(1, 4), _NOTHING.reshape(1, 4)
-        tally.changed.append((part.row, patched.changed))
-        self._journal(task, stretch.begin, patched.found, part.size // dtype.width)
-        return patched.old.reshape(1, 4), patched.new.reshape(1, 4)
+        # One block is journalled as it is decoded; of several, what they have changed together.
+        in_place = not task.is_patch or len(part.coded) > 1
+        before = buffer.copy() if task.is_patch and in_place and has_source else None
+        base: Sums | None = None if has_source else _NOTHING
+        for number, coded in enumerate(part.coded):
+            try:
+                if has_source or number:
+                    elements = buffer.view(uint_dtype(dtype.width))
+                    patched = self._patch(coded, elements, part.at, dtype, in_place=in_place)
+                else:
+                    patched = self._make(coded, buffer, part.at, dtype)
+            except ValueError as error:
+                self._digests.fail(part.row, coded.run.payload, error)
+                # Whether the base is the right one comes before what cannot be decoded with it.
+                old = kernels.digest(buffer, part.at) if base is None else base
+                return old.reshape(1, 4), _NOTHING.reshape(1, 4)
+            tally.changed.append((part.row, patched.changed))
+            base = patched.old if base is None else base
+        assert base is not None
+        found = patched.found
+        if len(part.coded) > 1:
+            found = _together(before, buffer, dtype)
+        self._journal(task, stretch.begin, found, part.size // dtype.width)
+        return base.reshape(1, 4), patched.new.reshape(1, 4)
 
     def _go_over_many(self, stretch: Stretch, buffer: Bytes, task: Task, tally: Tally) -> tuple[Sums, Sums]:
         """Bring small parts to their target bits in the buffer, and in the journal: digests of both."""
         has_source = stretch.source is not None
         old = _digest_parts(stretch.parts, buffer) if has_source else np.zeros((len(stretch.parts), 4), np.uint32)
-        before = buffer.copy() if task.is_patch else None
+        before = buffer.copy() if task.is_patch and has_source else None
         begin = 0
         for part in stretch.parts:
-            if part.coded is not None:
-                view = buffer[begin : begin + part.size]
-                width = self._dtype(part).width
-                base = _elements(view, begin, width)
-                found = self._decode(part, part.coded, base if has_source else None)
-                if found is None:
-                    begin += part.size
-                    continue
-                source = base if has_source else None
-                tally.changed.append((part.row, changed_elements(Encoding(part.coded.piece.encoding), source, found)))
-                if isinstance(found, Changed):
-                    kernels.patch(base, found.positions, found.values)
-                    if begin % width:
-                        view[:] = base.view(np.uint8)
-                else:
-                    view[:] = found.view(np.uint8)
+            self._patch_small(part, buffer[begin : begin + part.size], begin, tally, has_source=has_source)
             begin += part.size
         if before is not None:
             # Many small tensors are one span of bytes; one entry each would take longer than all else.
@@ -223,7 +219,27 @@ class _Worker:
                 self._journal(task, stretch.begin, Changed(positions, buffer.take(positions)), len(buffer))
             else:
                 self._journal(task, stretch.begin, buffer, len(buffer))
+        elif task.is_patch:
+            # What the buffer held before has nothing to do with what the file holds.
+            self._journal(task, stretch.begin, buffer, len(buffer))
         return old, _digest_parts(stretch.parts, buffer)
+
+    def _patch_small(self, part: Part, view: Bytes, begin: int, tally: Tally, *, has_source: bool) -> None:
+        """Bring a small part, `view` from byte `begin` of its stretch on, to its target bits."""
+        width = self._dtype(part).width
+        for number, coded in enumerate(part.coded):
+            base = _elements(view, begin, width)
+            source = base if has_source or number else None
+            found = self._decode(part, coded, source)
+            if found is None:
+                return
+            tally.changed.append((part.row, changed_elements(Encoding(coded.piece.encoding), source, found)))
+            if isinstance(found, Changed):
+                kernels.patch(base, found.positions, found.values)
+                if begin % width:
+                    view[:] = base.view(np.uint8)
+            else:
+                view[:] = found.view(np.uint8)
 
     def _dtype(self, part: Part) -> Dtype:
         return DTYPES[self._from.rows[part.row].dtype]
@@ -325,6 +341,18 @@ def _digest_parts(parts: Sequence[Part], buffer: Bytes) -> Sums:
         if part.at:
             sums[number] = kernels.digest(buffer[int(begins[number]) : int(ends[number])], part.at)
     return sums
+
+
+def _together(before: Bytes | None, buffer: Bytes, dtype: Dtype) -> Changed | Elements:
+    """What has become of a block in several steps: what differs from `before`, or, where that is nothing or much, all
+    of it."""
+    after = buffer.view(uint_dtype(dtype.width))
+    if before is None:
+        return after
+    positions = kernels.scan(before.view(after.dtype), after)
+    if len(positions) * (POSITION_BYTES + dtype.width) >= len(buffer):
+        return after
+    return Changed(positions, kernels.gather(after, positions))
 
 
 def _elements(view: Bytes, begin: int, width: int) -> Elements:

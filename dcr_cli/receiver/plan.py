@@ -13,19 +13,18 @@ from typing import NamedTuple
 
 from dcr_cli.checkpoint.checkpoint import FileDigest, Shard, Tensor
 from dcr_cli.checkpoint.digest import files_digest, object_digest
-from dcr_cli.checkpoint.header import DTYPES, Header, stored_elements
+from dcr_cli.checkpoint.header import DTYPES, Header
 from dcr_cli.checkpoint.names import shown
 from dcr_cli.checkpoint.parts import SHARD, SIDECAR, WEIGHT_MAP
+from dcr_cli.delta.chain import ANY_BLAKE3, check_tensors as check_base, is_removed
 from dcr_cli.delta.encoding import BLOCK_BYTES
 from dcr_cli.delta.manifest import FileRow, Manifest, TensorRow
 from dcr_cli.errors import DamagedError, WrongBaseError
-from dcr_cli.receiver.reshard import own_layout
+from dcr_cli.receiver.reshard import OwnLayout, own_layouts
 
 # What a change in place costs in the journal beside positions and values, for each block.
 _ENTRY_BYTES = 64
 _POSITION_BYTES = 4
-# What helps against a wrong base.
-IN_ORDER = "apply the deltas in their order, or start from a full copy"
 
 
 class Action(Enum):
@@ -83,11 +82,20 @@ class Component:
 
 
 @dataclass(frozen=True, slots=True)
+class MapStep:
+    """What one delta does to the weight map of a receiver that keeps its shards: in which shard each tensor is then,
+    and by how many bytes all of them together grow."""
+
+    shard_of: Mapping[str, str]
+    grown_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """What is to be done.
 
     `is_exact`: to the target's own shards. `ends_exact`: the files are the target's in the end, byte for byte; that is
-    so, too, for a receiver that keeps shards of its own, if those are the target's.
+    so, too, for a receiver that keeps shards of its own, if those are the target's. `map_steps` is for these receivers.
     """
 
     is_exact: bool
@@ -96,6 +104,7 @@ class Plan:
     components: tuple[Component, ...]
     written_files: tuple[FileRow, ...]
     removed_files: tuple[str, ...]
+    map_steps: tuple[MapStep, ...]
 
     @property
     def written_file_bytes(self) -> int:
@@ -115,24 +124,8 @@ def match_files(
 
 def check_tensors(base: Base, rows: Sequence[TensorRow], removed: Sequence[str], what: str) -> None:
     """Raise WrongBaseError if the receiver's tensors, by name, dtype and size, cannot be the delta's base."""
-    for row in rows:
-        if row.source is None:
-            continue
-        tensor = base.by_name.get(row.source)
-        if tensor is None:
-            facts = f"has no tensor {shown(row.source)}, from which the delta makes {shown(row.name)}"
-            raise WrongBaseError(what, facts, hint=IN_ORDER)
-        elements = stored_elements(DTYPES[row.dtype], row.shape)
-        if tensor.dtype.name != row.dtype or tensor.elements != elements:
-            facts = f"expected {elements} elements of {row.dtype}, found {tensor.elements} of {tensor.dtype.name}"
-            raise WrongBaseError(what, f"tensor {shown(row.source)}: {facts}", hint=IN_ORDER)
-    for name in removed:
-        if name not in base.by_name:
-            raise WrongBaseError(what, f"has no tensor {shown(name)}, which the delta removes", hint=IN_ORDER)
-    names = {row.name for row in rows}
-    for name in base.by_name:
-        if name not in names and name not in removed:
-            raise WrongBaseError(what, f"has tensor {shown(name)}, which the delta does not know", hint=IN_ORDER)
+    forms = {tensor.name: (tensor.dtype.name, tensor.elements) for tensor in base.by_name.values()}
+    check_base(forms, rows, removed, what)
 
 
 def make_plan(
@@ -142,15 +135,21 @@ def make_plan(
     target_header: Callable[[FileRow], Header] | None,
     *,
     in_place: bool,
+    passed: Sequence[Sequence[TensorRow]] = (),
 ) -> Plan:
     """Plan how `base` becomes the target: with the target's own shards where `target_header` gives their headers,
-    else with the receiver's."""
+    else with the receiver's.
+
+    `passed` are the tensors of versions in between: where the receiver's shards would be by one delta after the other
+    is where they will be.
+    """
+    map_steps: tuple[MapStep, ...] = ()
     if target_header is not None:
         layout = _target_layout(manifest, rows, target_header)
     else:
-        layout = [
-            (path, raw, [Place(*place) for place in places]) for path, raw, places in own_layout(base.shards, rows)
-        ]
+        steps = own_layouts(base.shards, [*passed, rows])
+        map_steps = _map_steps(base, steps)
+        layout = [(path, raw, [Place(*place) for place in places]) for path, raw, places in steps[-1].shards]
     old = {shard.path: shard for shard in base.shards}
     shards = tuple(
         NewShard(
@@ -164,8 +163,8 @@ def make_plan(
     )
     written, removed = _plan_files(base, manifest, is_exact=target_header is not None)
     is_exact = target_header is not None
-    ends_exact = is_exact or _ends_as_target(base, manifest, shards)
-    return Plan(is_exact, ends_exact, shards, _components(base, shards, rows), written, removed)
+    ends_exact = is_exact or _ends_as_target(base, manifest, shards, map_steps)
+    return Plan(is_exact, ends_exact, shards, _components(base, shards, rows), written, removed, map_steps)
 
 
 def shard_of_tensors(plan: Plan, rows: Sequence[TensorRow]) -> dict[str, str]:
@@ -219,12 +218,22 @@ def _target_layout(
     return layout
 
 
-def _ends_as_target(base: Base, manifest: Manifest, shards: Sequence[NewShard]) -> bool:
+def _map_steps(base: Base, steps: Sequence[OwnLayout]) -> tuple[MapStep, ...]:
+    before = sum(tensor.bytes for tensor in base.by_name.values())
+    found = []
+    for step in steps:
+        now = sum(size for _, _, places in step.shards for _, _, size in places)
+        found.append(MapStep(step.shard_of, now - before))
+        before = now
+    return tuple(found)
+
+
+def _ends_as_target(base: Base, manifest: Manifest, shards: Sequence[NewShard], map_steps: Sequence[MapStep]) -> bool:
     """Whether a receiver that keeps its shards ends with the target's headers and weight map."""
     weight_map = {file.path: file.blake3 for file in base.files if file.kind == WEIGHT_MAP}
-    grown = sum(place.size for shard in shards for place in shard.places) - sum(t.bytes for t in base.by_name.values())
-    if weight_map and grown:
-        # It says how much there is, and is written anew.
+    shard_of = {name: base.shards[tensor.shard].path for name, tensor in base.by_name.items()}
+    if weight_map and any(step.grown_bytes or step.shard_of != shard_of for step in map_steps):
+        # It says what is where, and how much there is, and is written anew.
         return False
     final = {shard.path: object_digest(shard.header) for shard in shards} | weight_map
     return final == {row.path: row.blake3 for row in manifest.files if row.kind != SIDECAR}
@@ -333,8 +342,9 @@ def check_files(base: Base, manifest: Manifest, what: str) -> None:
             facts = f"file {shown(row.path)} is a file beside the shards in the target, but a shard here"
             raise WrongBaseError(what, facts, hint="start again from a full copy of the target")
     sidecars = {file.path: file.blake3 for file in base.files if file.kind == SIDECAR}
+    removed = {file.path: file.blake3 for file in manifest.removed_files}
     for file in manifest.removed_files:
-        if sidecars.get(file.path, file.blake3) != file.blake3:
+        if file.path in sidecars and not is_removed(removed, file.path, sidecars[file.path]):
             hint = "move it away to keep it; the delta removes the base's file of this name"
             raise WrongBaseError(what, f"file {shown(file.path)} is another than the base's", hint=hint)
 
@@ -378,11 +388,13 @@ def _plan_files(base: Base, manifest: Manifest, *, is_exact: bool) -> tuple[tupl
 def _removed_files(base: Base, manifest: Manifest, *, is_exact: bool) -> tuple[str, ...]:
     """Say which files beside the shards go: of a receiver with shards of its own, which may have files of its own too,
     only those that the delta names."""
-    gone = {file.path: file.blake3 for file in manifest.removed_files}
+    named = {file.path: file.blake3 for file in manifest.removed_files}
     sidecars = {file.path: file.blake3 for file in base.files if file.kind == SIDECAR}
     if is_exact:
         kept = {row.path for row in manifest.files}
-        if {path: blake3 for path, blake3 in sidecars.items() if path not in kept} != gone:
+        gone = {path: blake3 for path, blake3 in sidecars.items() if path not in kept}
+        lacking = (path for path, blake3 in named.items() if path not in gone and blake3 != ANY_BLAKE3)
+        if any(lacking) or not all(is_removed(named, path, blake3) for path, blake3 in gone.items()):
             raise DamagedError("manifest", "does not name the files of the base that the target has not")
         return tuple(file.path for file in base.files if file.kind != SHARD and file.path not in kept)
-    return tuple(path for path in sidecars if path in gone)
+    return tuple(path for path in sidecars if path in named)

@@ -31,7 +31,8 @@ from dcr_cli.receiver.journal import Chunk
 from dcr_cli.receiver.places import CONFIG, check_changeable
 from dcr_cli.receiver.plan import Base
 
-MARKER_FORMAT = 1
+# The format of a marker of one delta, and of one of several, which a dcr that knows of one alone must not finish.
+MARKER_FORMAT, CHAIN_FORMAT = 1, 2
 STAGE, JOURNAL, HELD = "stage", "journal", "held"
 MARKER, LOCK = (path.rpartition("/")[2] for path in (IN_PROGRESS, LOCK_FILE))
 BASE_NAME = "base"
@@ -48,16 +49,18 @@ Digests = NDArray[np.uint8]
 class Marker:
     """Which change is in progress.
 
-    `delta` is where its delta was, for people; `base_blake3` binds the file BASE_NAME.
+    `commits` are the blake3 of the commits of its deltas, in order. For people: `deltas` is where these lay, and
+    `remote`, if it is not None, where they come from. `base_blake3` binds the file BASE_NAME.
     """
 
-    commit: bytes
-    delta: str
+    commits: tuple[bytes, ...]
+    deltas: tuple[str, ...]
     base: State
     target: State
     mode: str
     is_exact: bool
     base_blake3: bytes
+    remote: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,36 +204,55 @@ class Receiver:
 
 
 def encode_marker(marker: Marker) -> bytes:
-    document = {
-        "format": MARKER_FORMAT,
-        "commit": blake3_text(marker.commit),
-        "delta": marker.delta.encode(errors="backslashreplace").decode(),
+    text = _encode_marker(marker, marker.deltas)
+    # What is only for people must not make a marker that cannot be read.
+    return text if len(text) <= MAX_MARKER_BYTES else _encode_marker(marker, ("",) * len(marker.deltas))
+
+
+def _encode_marker(marker: Marker, deltas: Sequence[str]) -> bytes:
+    folders = [_text(delta) for delta in deltas]
+    document: dict[str, Any] = {
+        "format": MARKER_FORMAT if len(folders) == 1 else CHAIN_FORMAT,
+        "commit": blake3_text(marker.commits[-1]),
+        "delta": folders[-1],
         "base": _state_members(marker.base),
         "target": _state_members(marker.target),
         "mode": marker.mode,
         "exact": marker.is_exact,
         "journal": blake3_text(marker.base_blake3),
     }
+    if len(folders) > 1:
+        document |= {"commits": [blake3_text(commit) for commit in marker.commits], "deltas": folders}
+    if marker.remote is not None:
+        document["remote"] = _text(marker.remote)
     return json.dumps(document, ensure_ascii=False).encode() + b"\n"
+
+
+def _text(path: str) -> str:
+    """A path that may not be UTF-8, as it is shown."""
+    return path.encode(errors="backslashreplace").decode()
 
 
 def decode_marker(text: bytes, what: str) -> Marker:
     document = strict_json(text, what)
     number = document.get("format") if isinstance(document, dict) else None
-    if type(number) is int and number > MARKER_FORMAT:
-        facts = f"has format {number}; this dcr knows up to {MARKER_FORMAT}"
+    if type(number) is int and number > CHAIN_FORMAT:
+        facts = f"has format {number}; this dcr knows up to {CHAIN_FORMAT}"
         raise UnsupportedError(what, facts, hint="finish with the newer dcr that began the change")
     try:
-        if number != MARKER_FORMAT:
+        if number not in (MARKER_FORMAT, CHAIN_FORMAT):
             raise TypeError
+        is_chain = number == CHAIN_FORMAT
+        commits = document["commits"] if is_chain else [document["commit"]]
         return Marker(
-            parse_blake3(document["commit"], what),
-            str(document["delta"]),
+            tuple(parse_blake3(commit, what) for commit in commits),
+            tuple(map(str, document["deltas"] if is_chain else [document["delta"]])),
             _state(document["base"], what),
             _state(document["target"], what),
             str(document["mode"]),
             document["exact"] is True,
             parse_blake3(document["journal"], what),
+            str(document["remote"]) if "remote" in document else None,
         )
     except (TypeError, KeyError) as error:
         raise DamagedError(what, "is not a marker that dcr wrote", hint=_REPAIR) from error

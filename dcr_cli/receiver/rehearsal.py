@@ -95,7 +95,7 @@ def rehearse_aside(path: Path, target: Target, skip: Sequence[str], *, keep_prev
             return nothing_done(str(path), ASIDE, job, exact=is_exact, foreign=found.foreign, dry_run=True)
         check_changeable(source)
         check_beside(link, parent, above, target)
-        names = link.names(target.delta.commit_blake3)
+        names = link.names(target.chain.commits[-1])
         if not any(_can_take(parent, name, source.path.name, target, skip) for name in names):
             raise names_taken(parent, names)
         plan = job.plan(is_exact=found.is_base, in_place=False)

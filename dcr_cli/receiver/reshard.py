@@ -8,10 +8,10 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from dcr_cli.checkpoint.checkpoint import Shard
-from dcr_cli.checkpoint.header import DTYPES, LENGTH_BYTES, MAX_HEADER_BYTES, stored_elements
+from dcr_cli.checkpoint.header import DTYPES, LENGTH_BYTES, MAX_HEADER_BYTES, parse_header, stored_elements
 from dcr_cli.checkpoint.json_text import strict_json
 from dcr_cli.checkpoint.names import shown
 from dcr_cli.delta.manifest import TensorRow
@@ -19,6 +19,39 @@ from dcr_cli.errors import UnsupportedError
 
 # Row, first byte in the file, bytes.
 OwnPlace = tuple[int, int, int]
+
+
+class OwnLayout(NamedTuple):
+    """The shards of a receiver as `own_layout` has them, and in which of them each tensor is."""
+
+    shards: list[tuple[str, bytes, list[OwnPlace]]]
+    shard_of: dict[str, str]
+
+
+def own_layouts(shards: Sequence[Shard], versions: Sequence[Sequence[TensorRow]]) -> list[OwnLayout]:
+    """Divide one version after the other over a receiver's shards, each as the one before left them.
+
+    A version whose tensors are those of the one before has its layout, and is left out; the last one never is.
+    """
+    layouts: list[OwnLayout] = []
+    forms = None
+    for number, version in enumerate(versions):
+        rows = list(version)
+        before, forms = forms, [(row.name, row.dtype, row.shape) for row in rows]
+        if forms == before and number < len(versions) - 1:
+            continue
+        layout = own_layout(shards, rows)
+        layouts.append(
+            OwnLayout(layout, {rows[number].name: path for path, _, places in layout for number, *_ in places})
+        )
+        if number < len(versions) - 1:
+            shards = [_new_shard(path, raw, places) for path, raw, places in layout]
+    return layouts
+
+
+def _new_shard(path: str, raw: bytes, places: Sequence[OwnPlace]) -> Shard:
+    size = len(raw) + sum(size for _, _, size in places)
+    return Shard(path, parse_header(raw, size, path), size)
 
 
 def own_layout(shards: Sequence[Shard], rows: Sequence[TensorRow]) -> list[tuple[str, bytes, list[OwnPlace]]]:

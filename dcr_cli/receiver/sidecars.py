@@ -17,9 +17,9 @@ from dcr_cli.checkpoint.parts import SHARD, SIDECAR, WEIGHT_MAP
 from dcr_cli.delta.manifest import FileRow
 from dcr_cli.durable import Folder
 from dcr_cli.errors import DamagedError, LocalError
-from dcr_cli.receiver.job import Job
-from dcr_cli.receiver.plan import Plan, shard_of_tensors
-from dcr_cli.receiver.receiver import Receiver
+from dcr_cli.receiver.job import Job, Target
+from dcr_cli.receiver.plan import Plan
+from dcr_cli.receiver.receiver import Marker, Receiver
 from dcr_cli.receiver.record import TensorRecord, mode_of_record, read_record, renew_record, write_record
 from dcr_cli.receiver.reshard import rewrite_weight_map
 
@@ -57,24 +57,23 @@ def new_files(job: Job, plan: Plan) -> NewFiles:
     own_map = next((file.path for file in job.base.files if file.kind == WEIGHT_MAP), None)
     if plan.is_exact or own_map is None:
         return NewFiles(plan.written_files, None, is_map_new=False)
-    shard_of = shard_of_tensors(plan, job.target.rows)
-    grown = sum(place.size for shard in plan.shards for place in shard.places)
-    grown -= sum(tensor.bytes for tensor in job.tensors)
     text = job.read_file(own_map)
     if object_digest(text) != next(file.blake3 for file in job.base.files if file.path == own_map):
         # A change that was stopped has written it already; what it has grown by is in it.
-        if rewrite_weight_map(text, shard_of, 0, own_map) is not None:
+        if rewrite_weight_map(text, plan.map_steps[-1].shard_of, 0, own_map) is not None:
             facts = "is neither what it was nor what it was to become"
             raise DamagedError(str(job.root / own_map), facts, hint=_REPAIR)
         return NewFiles(plan.written_files, (own_map, text), is_map_new=False)
-    rewritten = rewrite_weight_map(text, shard_of, grown, own_map)
-    return NewFiles(plan.written_files, (own_map, rewritten or text), is_map_new=rewritten is not None)
+    rewritten = text
+    for step in plan.map_steps:
+        rewritten = rewrite_weight_map(rewritten, step.shard_of, step.grown_bytes, own_map) or rewritten
+    return NewFiles(plan.written_files, (own_map, rewritten), is_map_new=rewritten != text)
 
 
 def final_files(job: Job, plan: Plan, files: NewFiles) -> list[FileDigest]:
     """The files of the receiver when the plan is carried out, in canonical order."""
     if plan.is_exact:
-        return [FileDigest(row.path, row.kind, row.size, row.blake3) for row in job.target.delta.manifest.files]
+        return [FileDigest(row.path, row.kind, row.size, row.blake3) for row in job.target.chain.manifest.files]
     gone = set(plan.removed_files)
     final = {file.path: file for file in job.base.files if file.kind != SHARD and file.path not in gone}
     final |= {row.path: FileDigest(row.path, SIDECAR, row.size, row.blake3) for row in files.rows}
@@ -86,6 +85,13 @@ def final_files(job: Job, plan: Plan, files: NewFiles) -> list[FileDigest]:
     return sorted(final.values(), key=lambda file: file.path)
 
 
+def marker_of(target: Target, mode: str, *, is_exact: bool, base_blake3: bytes) -> Marker:
+    """The marker of a change to `target`."""
+    chain = target.chain
+    folders = tuple(str(delta.folder.absolute()) for delta in chain.deltas)
+    return Marker(chain.commits, folders, chain.base, chain.target, mode, is_exact, base_blake3, target.remote)
+
+
 def record_target(
     receiver: Receiver, job: Job, files: Sequence[FileDigest], identities: Mapping[str, Identity] | None = None
 ) -> None:
@@ -94,11 +100,11 @@ def record_target(
     target = job.target
     write_record(
         receiver.home,
-        target.delta.commit.target.content,
+        target.chain.target.content,
         [TensorRecord(row.name, row.dtype, row.shape, d) for row, d in zip(target.rows, target.digests, strict=True)],
         files,
         identities or {file.path: identity_below(receiver.root, file.path) for file in files},
-        target.delta.manifest.skipped,
+        target.chain.manifest.skipped,
         mode=mode_of_record(receiver.root, (file.path for file in files)),
     )
     receiver.keeps_home = True
@@ -110,10 +116,10 @@ def leave_record(receiver: Receiver, job: Job, files: Sequence[FileDigest], *, i
     `is_trusted`: the one that it has counts, if it is of this state. A record that cannot be written is missing, and
     nothing else.
     """
-    commit, record = job.target.delta.commit, read_record(receiver.home)
-    state = State(commit.target.content, files_digest((file.path, file.kind, file.blake3) for file in files))
+    chain, record = job.target.chain, read_record(receiver.home)
+    state = State(chain.target.content, files_digest((file.path, file.kind, file.blake3) for file in files))
     is_of_state = record is not None and record.state == state
-    if not is_of_state and state.files != commit.target.files and record is not None:
+    if not is_of_state and state.files != chain.target.files and record is not None:
         is_of_state = record.state.content == state.content and set(record.files) <= set(files)
     if is_of_state and not is_trusted:
         renew_record(receiver.root, receiver.home, state.content, files, job.identities)

@@ -1,4 +1,4 @@
-"""Looks at a receiver: what it holds, and whether that is the base of a delta, its target, or neither.
+"""Looks at a receiver: what it holds, and whether that is the base of a chain of deltas, its target, or neither.
 
 Changes nothing.
 """
@@ -15,7 +15,8 @@ from dcr_cli.checkpoint.checkpoint import Checkpoint, FileDigest, Reader, check_
 from dcr_cli.checkpoint.names import shown
 from dcr_cli.checkpoint.parts import SIDECAR
 from dcr_cli.checkpoint.patterns import Patterns
-from dcr_cli.delta.manifest import Manifest
+from dcr_cli.delta.chain import is_removed
+from dcr_cli.delta.manifest import Manifest, RemovedFile
 from dcr_cli.durable import Folder, open_folder
 from dcr_cli.errors import DamagedError, WrongBaseError
 from dcr_cli.receiver.job import Job, Sums, Target, content_of, sums_of, wrong_base
@@ -25,8 +26,9 @@ from dcr_cli.receiver.record import Record, read_record, record_folder
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What a receiver holds, seen from a delta.
+    """What a receiver holds, seen from a chain of deltas.
 
+    `files` are all, foreign ones too.
     `is_base`: its files are the base's (foreign ones aside), byte for byte what a full copy of the base has.
     `is_target`: its files are the target's, or those of its own shards' beside the target's sidecars. Only the bits
     of its tensors are not known, unless `known`, from a record that counts, has their digests. `has_target_files`: its
@@ -34,6 +36,7 @@ class Survey:
     """
 
     checkpoint: Checkpoint
+    files: tuple[FileDigest, ...]
     base: Base
     known: Sums | None
     is_base: bool
@@ -60,7 +63,7 @@ def look_at(root: Folder, target: Target, skip: Sequence[str], *, what: str | No
 
     `what` it is called in messages, if not by its path.
     """
-    patterns = (*target.delta.manifest.skipped, *skip)
+    patterns = (*target.chain.manifest.skipped, *skip)
     checkpoint = open_checkpoint(root.path, skip=patterns, allow_strangers=True)
     with checkpoint.reader() as reader:
         found = survey(root, reader, checkpoint, target)
@@ -72,17 +75,15 @@ def look_at(root: Folder, target: Target, skip: Sequence[str], *, what: str | No
 
 def survey(root: Folder, reader: Reader, checkpoint: Checkpoint, target: Target) -> Survey:
     """Look at the checkpoint in `root`, which `reader` reads."""
-    commit, manifest = target.delta.commit, target.delta.manifest
+    chain, manifest = target.chain, target.chain.manifest
     files = checkpoint.files_digest(reader)
     record = _record(root)
     known = _known(record, checkpoint)
     target_paths = {row.path for row in manifest.files}
-    left = _left(files, manifest)
-    candidates = [target_paths, target_paths.union(file.path for file in manifest.removed_files)]
-    if record is not None:
-        candidates.append({file.path for file in record.files})
-    base_files = match_files(files, commit.base.files, candidates)
-    target_files = match_files(files, commit.target.files, candidates)
+    left = files_left(files, manifest.removed_files)
+    recorded = [{file.path for file in record.files}] if record is not None else []
+    base_files = match_files(files, chain.base.files, [*_candidates(chain.first), *recorded])
+    target_files = match_files(files, chain.target.files, [*_candidates(manifest), *recorded])
     if base_files is not None and target_files is not None:
         # Where the one leaves files out as foreign that the other has, the other is meant.
         counts = len(base_files), len(target_files)
@@ -106,7 +107,13 @@ def survey(root: Folder, reader: Reader, checkpoint: Checkpoint, target: Target)
         frozenset(shard.path for shard in checkpoint.shards if _is_alone(root.status(shard.path))),
     )
     is_base, has_target_files = base_files is not None, target_files is not None
-    return Survey(checkpoint, base, known, is_base, is_target, has_target_files, tuple(foreign))
+    return Survey(checkpoint, tuple(files), base, known, is_base, is_target, has_target_files, tuple(foreign))
+
+
+def _candidates(manifest: Manifest) -> list[set[str]]:
+    """Which files may be those of a delta's base or target, where there are others too."""
+    target_paths = {row.path for row in manifest.files}
+    return [target_paths, target_paths.union(file.path for file in manifest.removed_files)]
 
 
 def is_there_already(found: Survey, job: Job) -> bool:
@@ -116,12 +123,13 @@ def is_there_already(found: Survey, job: Job) -> bool:
     `job.known` has its digests.
     """
     try:
-        check_tensors(found.base, job.target.rows, job.target.delta.manifest.removed, job.what)
+        chain = job.target.chain
+        check_tensors(found.base, chain.first_rows, chain.first.removed, job.what)
     except WrongBaseError:
-        if not _has_tensors_of_target(found, job):
+        if not has_tensors_of_target(found, job):
             raise
     else:
-        if job.known is None and not _looks_like_target(found, job):
+        if job.known is None and not looks_like_target(found, job):
             return False
     if job.known is None:
         job.known = job.digest(range(len(job.tensors)), "check")
@@ -132,17 +140,17 @@ def judge(found: Survey, job: Job, sums: Sums) -> bool:
     """Whether a receiver whose tensors have these digests is at the target; WrongBaseError if not at the base
     either."""
     content = content_of(job.tensors, sums)
-    commit = job.target.delta.commit
-    if content == commit.target.content and found.is_target:
+    chain = job.target.chain
+    if content == chain.target.content and found.is_target:
         return True
-    if content == commit.base.content:
+    if content == chain.base.content:
         return False
-    if content == commit.target.content:
+    if content == chain.target.content:
         facts, hint = "holds the tensors of this delta's target, but not its files", None
-        manifest = job.target.delta.manifest
+        manifest = chain.manifest
         if lacking := _lacking(found.base.files, manifest, found.checkpoint.skipped):
             facts, hint = f"{facts}, {shown(lacking[0])} is missing or was changed", "put the target's file there"
-        elif left := _left(found.base.files, manifest):
+        elif left := files_left(found.base.files, manifest.removed_files):
             facts, hint = f"{facts}, the delta removes {shown(left[0])}", "move it away"
         raise WrongBaseError(job.what, facts, hint=hint or "start again from a full copy of the target")
     raise wrong_base(job, sums)
@@ -162,13 +170,14 @@ def _lacking(files: Sequence[FileDigest], manifest: Manifest, skip: Sequence[str
     return [weight_map, *lacking] if weight_map is not None else lacking
 
 
-def _left(files: Sequence[FileDigest], manifest: Manifest) -> list[str]:
-    """The base's sidecars that the delta removes and that are still among some files."""
-    removed = {(file.path, file.blake3) for file in manifest.removed_files}
-    return [file.path for file in files if file.kind == SIDECAR and (file.path, file.blake3) in removed]
+def files_left(files: Sequence[FileDigest], removed_files: Sequence[RemovedFile]) -> list[str]:
+    """The base's sidecars that the deltas remove and that are still among some files."""
+    removed = {file.path: file.blake3 for file in removed_files}
+    return [file.path for file in files if file.kind == SIDECAR and is_removed(removed, file.path, file.blake3)]
 
 
-def _has_tensors_of_target(found: Survey, job: Job) -> bool:
+def has_tensors_of_target(found: Survey, job: Job) -> bool:
+    """Whether the receiver's tensors are the target's by name, dtype and shape."""
     rows = job.target.rows
     return len(rows) == len(job.tensors) and all(
         (row.name, row.dtype, row.shape) == (tensor.name, tensor.dtype.name, tensor.shape)
@@ -176,9 +185,9 @@ def _has_tensors_of_target(found: Survey, job: Job) -> bool:
     )
 
 
-def _looks_like_target(found: Survey, job: Job) -> bool:
+def looks_like_target(found: Survey, job: Job) -> bool:
     """Guess from the files and the smallest changed tensor; a wrong guess costs time and nothing else."""
-    if not found.is_target or not _has_tensors_of_target(found, job):
+    if not found.is_target or not has_tensors_of_target(found, job):
         return False
     changed = [number for number, row in enumerate(job.target.rows) if row.pieces]
     if not changed:

@@ -15,10 +15,11 @@ from dcr_cli.checkpoint.checkpoint import Tensor
 from dcr_cli.checkpoint.folder import Files
 from dcr_cli.checkpoint.header import DTYPES
 from dcr_cli.delta.bits import read_varint
+from dcr_cli.delta.chain import ChainPayloads
 from dcr_cli.delta.encoding import BLOCK_BYTES, Encoding
 from dcr_cli.delta.huffman import HuffmanTable, read_table
 from dcr_cli.delta.manifest import Piece, Run, TensorRow
-from dcr_cli.delta.payload import PayloadReader, States, split_run
+from dcr_cli.delta.payload import States, split_run
 from dcr_cli.delta.strided import box_elements
 from dcr_cli.receiver.journal import Entry
 from dcr_cli.receiver.plan import Place
@@ -74,7 +75,7 @@ class Source:
     shards: Sequence[str]
     tensor: Callable[[str], Tensor]
     files: Files
-    payloads: PayloadReader
+    payloads: ChainPayloads
 
 
 class Coded(NamedTuple):
@@ -91,13 +92,16 @@ class Coded(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Bytes `at` to `at + size` of a tensor: of row `row`, or, where that is -1, of base tensor `base` alone."""
+    """Bytes `at` to `at + size` of a tensor: of row `row`, or, where that is -1, of base tensor `base` alone.
+
+    `coded` are the blocks that change it, each for what the one before leaves.
+    """
 
     row: int
     base: int
     at: int
     size: int
-    coded: Coded | None
+    coded: tuple[Coded, ...]
 
 
 class Stretch(NamedTuple):
@@ -181,7 +185,7 @@ def _base_stretches(source: Source, tensors: Iterable[tuple[int, Tensor]]) -> It
     joiner = _Joiner()
     for number, tensor in tensors:
         for at in range(0, tensor.bytes, BLOCK_BYTES):
-            part = Part(-1, number, at, min(BLOCK_BYTES, tensor.bytes - at), None)
+            part = Part(-1, number, at, min(BLOCK_BYTES, tensor.bytes - at), ())
             stretch = joiner.add(part, (source.shards[tensor.shard], tensor.begin + at), tensor.begin + at)
             if stretch is not None:
                 yield stretch
@@ -196,15 +200,16 @@ def _items(source: Source, places: Sequence[Place], fail: Fail) -> Iterator[Stre
         if not place.size:
             continue
         spot = _spot(source, row)
-        blocks: Iterator[Coded | None] | None = None
+        steps: list[Iterator[Coded | None]] = []
         if row.pieces and row.pieces[0].box is None:
-            blocks = _piece_blocks(runs, row, place.row, row.pieces[0], fail)
+            steps = [_piece_blocks(runs, row, place.row, piece, fail) for piece in row.pieces]
         elif row.pieces:
             yield from _box_blocks(runs, source, place, fail)
-        if blocks is None and spot is None:
+        if not steps and spot is None:
             continue
         for at in range(0, place.size, BLOCK_BYTES):
-            part = Part(place.row, -1, at, min(BLOCK_BYTES, place.size - at), next(blocks, None) if blocks else None)
+            blocks = tuple(block for step in steps if (block := next(step, None)) is not None)
+            part = Part(place.row, -1, at, min(BLOCK_BYTES, place.size - at), blocks)
             stretch = joiner.add(part, (spot[0], spot[1] + at) if spot else None, place.begin + at)
             if stretch is not None:
                 yield stretch
@@ -274,21 +279,32 @@ def _piece_blocks(runs: _Runs, row: TensorRow, number: int, piece: Piece, fail: 
             return
 
 
-class _Runs:
-    """Reads runs of one stream; small ones that follow each other, many at a time."""
+@dataclass(slots=True)
+class _Window:
+    """Bytes of one payload's runs, from byte `begin` of them on."""
 
-    def __init__(self, payloads: PayloadReader) -> None:
+    data: memoryview
+    payload: int
+    begin: int
+    states: States
+
+
+class _Runs:
+    """Reads runs of one stream; small ones that follow each other, many at a time.
+
+    The deltas of a chain are read side by side, each through a window of its own.
+    """
+
+    def __init__(self, payloads: ChainPayloads) -> None:
         self._payloads = payloads
-        self._window = memoryview(b"")
-        self._payload = -1
-        self._begin = 0
-        self._states: States = {}
+        self._windows: dict[int, _Window] = {}
 
     def blocks(self, width: int, piece: Piece, run: Run) -> Iterator[Coded | None]:
         """The blocks of a run in order, None where nothing changes. ValueError if it is malformed."""
         encoding = Encoding(piece.encoding)
         loaded, loaded_from = self._start_of(run), 0
         table, start = read_table(loaded, width) if encoding.is_gap else (None, 0)
+        states = self._states_of(run)
         for number, (begin, end) in enumerate(pairwise(_bounds(loaded, run, start))):
             block = None
             if begin == end:
@@ -300,23 +316,35 @@ class _Runs:
                 if not loaded_from <= begin <= end <= loaded_from + len(loaded):
                     loaded, loaded_from = self._payloads.run_bytes(run, begin, begin + RUN_BYTES), begin
                 block = loaded[begin - loaded_from : end - loaded_from]
-            yield Coded(piece, run, begin, end, block, self._states_of(run), table)
+            yield Coded(piece, run, begin, end, block, states, table)
 
     def _start_of(self, run: Run) -> memoryview:
         """All bytes of a run, or of a long one so many that the sizes of its blocks are among them."""
         if run.bytes > RUN_BYTES:
             return self._payloads.run_bytes(run, 0, _TABLE_BYTES + 4 * run.blocks)
-        begin = run.offset - self._begin
-        if run.payload != self._payload or not 0 <= begin <= begin + run.bytes <= len(self._window):
+        delta = self._payloads.delta_of(run.payload)
+        window = self._windows.get(delta)
+        if (
+            window is None
+            or window.payload != run.payload
+            or not window.begin <= run.offset <= run.offset + run.bytes <= window.begin + len(window.data)
+        ):
             size = self._payloads.runs_bytes(run.payload) - run.offset
-            window = Run(run.payload, run.offset, max(run.bytes, min(size, WINDOW_BYTES)), 1)
-            self._window = self._payloads.run_bytes(window)
-            self._payload, self._begin, begin = run.payload, run.offset, 0
-            self._states = self._payloads.states(run.payload)
-        return self._window[begin : begin + run.bytes]
+            wanted = Run(run.payload, run.offset, max(run.bytes, min(size, WINDOW_BYTES)), 1)
+            window = _Window(
+                self._payloads.run_bytes(wanted), run.payload, run.offset, self._payloads.states(run.payload)
+            )
+            self._windows[delta] = window
+        begin = run.offset - window.begin
+        return window.data[begin : begin + run.bytes]
 
     def _states_of(self, run: Run) -> States:
-        return self._states if run.payload == self._payload else self._payloads.states(run.payload)
+        window = self._windows.get(self._payloads.delta_of(run.payload))
+        return (
+            window.states
+            if window is not None and window.payload == run.payload
+            else self._payloads.states(run.payload)
+        )
 
 
 def _bounds(data: memoryview, run: Run, start: int) -> list[int]:
