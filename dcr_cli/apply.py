@@ -12,7 +12,7 @@ from pathlib import Path
 
 from dcr_cli.arguments import check_path, is_loop
 from dcr_cli.checkpoint.folder import Identity, identity_of, scan
-from dcr_cli.checkpoint.in_progress import STATE_FOLDER, command_to_finish, is_incomplete
+from dcr_cli.checkpoint.in_progress import INSTALL, STATE_FOLDER, command_to_finish, is_incomplete
 from dcr_cli.checkpoint.names import shown
 from dcr_cli.checkpoint.patterns import check_patterns
 from dcr_cli.delta.delta import open_delta
@@ -147,6 +147,9 @@ def _finish(receiver: Receiver, target: Target, marker: Marker) -> ApplyResult:
 
 def check_same_delta(root: Folder, target: Target, marker: Marker) -> None:
     """Raise IncompleteError unless the change in progress is that of this delta, and one that can be finished."""
+    if marker.mode == INSTALL:
+        command = command_to_finish(marker.delta, root.path, marker.mode)
+        raise IncompleteError(str(root.path), "a pull to it was stopped", hint=f"finish it first: {command}")
     if marker.mode not in (REPLACE, IN_PLACE):
         facts = "was being built when it was stopped"
         raise IncompleteError(str(root.path), facts, hint="run the dcr apply that was building it again")

@@ -1,4 +1,4 @@
-"""What a checkpoint's folder says of an apply in progress: whether there is one, whether it runs, what finishes it.
+"""What a checkpoint's folder says of a change in progress: whether there is one, whether it runs, what finishes it.
 
 It reads `.dcr/` and changes nothing; making it is receiver/'s matter, taking the lock locking.py's.
 """
@@ -18,6 +18,8 @@ from dcr_cli.holder import MAX_HOLDER_BYTES, decode_holder
 STATE_FOLDER = ".dcr"
 IN_PROGRESS = f"{STATE_FOLDER}/in-progress"
 LOCK_FILE = f"{STATE_FOLDER}/lock"
+# The mode of a marker of a pull that brings a checkpoint to a state given as plain files.
+INSTALL = "install"
 # A marker is no larger. No longer path is shown to say how to finish.
 MAX_MARKER_BYTES = 1 << 16
 _MAX_SHOWN_CHARACTERS = 1000
@@ -45,8 +47,10 @@ def check_complete(folder: Path) -> None:
     that can be told."""
     if not is_incomplete(folder):
         return
-    facts = "incomplete: an apply to it was stopped"
-    hint = f"{command_to_finish(_delta_of(folder), folder)} finishes it"
+    source, mode = _marked(folder)
+    change = change_of(mode)
+    facts = f"incomplete: {change} to it was stopped"
+    hint = f"{command_to_finish(source, folder, mode)} finishes it"
     try:
         holder = decode_holder(_read(folder / LOCK_FILE, MAX_HOLDER_BYTES))
     except PermissionError:
@@ -56,17 +60,24 @@ def check_complete(folder: Path) -> None:
         pass
     else:
         if holder is not None and holder.is_alive:
-            facts = f"incomplete: an apply to it is running, process {holder.pid}"
+            facts = f"incomplete: {change} to it is running, process {holder.pid}"
             hint = "wait until it has ended"
         elif holder is not None and holder.is_alive is None:
             facts += f", or is running: process {holder.pid} on {holder.host}"
     raise IncompleteError(str(folder), facts, hint=hint)
 
 
-def command_to_finish(delta: str, checkpoint: str | os.PathLike[str]) -> str:
-    """The command that finishes an apply. Where its delta lay is what a marker says, which may be anything."""
-    can_be_shown = 0 < len(delta) <= _MAX_SHOWN_CHARACTERS and delta.isprintable()
-    return f"dcr apply {_argument(delta) if can_be_shown else 'DELTA'} {_argument(str(checkpoint))}"
+def change_of(mode: str) -> str:
+    """What people call a change whose marker has this mode."""
+    return "a pull" if mode == INSTALL else "an apply"
+
+
+def command_to_finish(source: str, checkpoint: str | os.PathLike[str], mode: str = "") -> str:
+    """The command that finishes a change. Where its delta lay, or which remote it was, is what a marker says, which may
+    be anything."""
+    can_be_shown = 0 < len(source) <= _MAX_SHOWN_CHARACTERS and source.isprintable()
+    command, kind = ("dcr pull", "REMOTE") if mode == INSTALL else ("dcr apply", "DELTA")
+    return f"{command} {_argument(source) if can_be_shown else kind} {_argument(str(checkpoint))}"
 
 
 def _argument(path: str) -> str:
@@ -74,12 +85,13 @@ def _argument(path: str) -> str:
     return shlex.quote(f"./{path}" if path.startswith("-") else path)
 
 
-def _delta_of(folder: Path) -> str:
-    """What the marker in `folder` says of where the delta lay; nothing if it says nothing."""
+def _marked(folder: Path) -> tuple[str, str]:
+    """What the marker in `folder` says of where the delta lay, and of the mode; nothing if it says nothing."""
     try:
-        return str(strict_json(_read(folder / IN_PROGRESS, MAX_MARKER_BYTES), "marker")["delta"])
+        document = strict_json(_read(folder / IN_PROGRESS, MAX_MARKER_BYTES), "marker")
+        return str(document["delta"]), str(document["mode"])
     except (OSError, DamagedError, TypeError, KeyError):
-        return ""
+        return "", ""
 
 
 def _read(path: Path, limit: int) -> bytes:
