@@ -195,9 +195,9 @@ class TestReplace:
         result = bring(pair[1], wanted_of(pair[1]), Gone())
         assert result.already and not result.files_changed
         check_at(pair[1], pair[1])
-        record = (pair[1] / ".dcr/state.json").read_bytes()
+        before = names_below(pair[1])
         assert bring(pair[1], wanted_of(pair[1]), Gone()).already
-        assert verify(pair[1]).matches and record
+        assert names_below(pair[1]) == before
 
     def test_the_next_apply_need_not_read_it(self, tmp_path: Path, tiny_pair: tuple[Path, Path]) -> None:
         delta = make_delta(*tiny_pair, tmp_path / "delta")

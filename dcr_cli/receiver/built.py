@@ -38,7 +38,7 @@ def read_built(
         _check_files(files, places, wanted)
         tensors = tensors_of(list(shards.values()))
         if len(tensors) != sum(len(shard.header.tensors) for shard in shards.values()):
-            raise DamagedError(str(root), "the files that were fetched have a tensor twice")
+            raise DamagedError(str(root), "its files, as they are wanted, have a tensor twice")
         _check_weight_map(files, places, wanted, shards)
     ordered = in_file_order(tensors.values())
     placed = tuple(Shard(places[number], shard.header, shard.size) for number, shard in shards.items())
@@ -50,7 +50,7 @@ def read_built(
     rows = [TensorRecord(tensor.name, tensor.dtype.name, tensor.shape, by_name[tensor.name]) for tensor in canonical]
     content = content_digest((row.name, row.dtype, row.shape, row.digest) for row in rows)
     if content != wanted.state.content:
-        facts = "the files that were fetched have another content than the one that they are published for: expected "
+        facts = "its files, as they are wanted, have another content than their state: expected "
         facts += f"blake3:{wanted.state.content.hex()[:_SHOWN_DIGITS]}, found blake3:{content.hex()[:_SHOWN_DIGITS]}"
         raise DamagedError(str(root), facts)
     sizes = {number: len(shard.header.raw) for number, shard in shards.items()}
