@@ -14,7 +14,7 @@ from pathlib import Path
 
 from dcr_cli.arguments import check_path, is_loop
 from dcr_cli.checkpoint.folder import Identity, identity_of
-from dcr_cli.checkpoint.in_progress import STATE_FOLDER, command_to_finish, is_incomplete
+from dcr_cli.checkpoint.in_progress import INSTALL, STATE_FOLDER, command_to_finish, is_incomplete
 from dcr_cli.checkpoint.names import listed
 from dcr_cli.checkpoint.patterns import check_patterns
 from dcr_cli.delta.chain import ChainPayloads, check_chain, compose, split
@@ -178,6 +178,9 @@ def _begun(root: Folder, deltas: Sequence[Delta], marker: Marker) -> tuple[Seque
 
     Raises IncompleteError unless it is one of these deltas, and one that can be finished.
     """
+    if marker.mode == INSTALL:
+        command = command_to_finish(marker.deltas, marker.remote, root.path)
+        raise IncompleteError(str(root.path), "a pull to it was stopped", hint=f"finish it first: {command}")
     if marker.mode not in (REPLACE, IN_PLACE):
         facts = "was being built when it was stopped"
         raise IncompleteError(str(root.path), facts, hint="run the dcr apply that was building it again")

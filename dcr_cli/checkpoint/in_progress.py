@@ -1,4 +1,4 @@
-"""What a checkpoint's folder says of an apply in progress: whether there is one, whether it runs, what finishes it.
+"""What a checkpoint's folder says of a change in progress: whether there is one, whether it runs, what finishes it.
 
 It reads `.dcr/` and changes nothing; making it is receiver/'s matter, taking the lock locking.py's.
 """
@@ -19,6 +19,8 @@ from dcr_cli.holder import MAX_HOLDER_BYTES, decode_holder
 STATE_FOLDER = ".dcr"
 IN_PROGRESS = f"{STATE_FOLDER}/in-progress"
 LOCK_FILE = f"{STATE_FOLDER}/lock"
+# The mode of a marker of a pull that brings a checkpoint to a state given as plain files.
+INSTALL = "install"
 # A marker is no larger. No longer path, and no more of them, is shown to say how to finish.
 MAX_MARKER_BYTES = 1 << 20
 _MAX_SHOWN_CHARACTERS = 1000
@@ -46,8 +48,9 @@ def check_complete(folder: Path) -> None:
     that can be told."""
     if not is_incomplete(folder):
         return
-    facts = "incomplete: an apply to it was stopped"
-    hint = f"{command_to_finish(*_origin_of(folder), folder)} finishes it"
+    deltas, remote = _origin_of(folder)
+    facts = f"incomplete: {change_of(remote)} to it was stopped"
+    hint = f"{command_to_finish(deltas, remote, folder)} finishes it"
     try:
         holder = decode_holder(_read(folder / LOCK_FILE, MAX_HOLDER_BYTES))
     except PermissionError:
@@ -57,11 +60,16 @@ def check_complete(folder: Path) -> None:
         pass
     else:
         if holder is not None and holder.is_alive:
-            facts = f"incomplete: an apply to it is running, process {holder.pid}"
+            facts = f"incomplete: {change_of(remote)} to it is running, process {holder.pid}"
             hint = "wait until it has ended"
         elif holder is not None and holder.is_alive is None:
             facts += f", or is running: process {holder.pid} on {holder.host}"
     raise IncompleteError(str(folder), facts, hint=hint)
+
+
+def change_of(remote: str | None) -> str:
+    """What people call a change whose marker says that it came from this remote, if from one."""
+    return "an apply" if remote is None else "a pull"
 
 
 def command_to_finish(deltas: Sequence[str], remote: str | None, checkpoint: str | os.PathLike[str]) -> str:

@@ -9,12 +9,20 @@ from __future__ import annotations
 import os
 import shlex
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dcr_cli.checkpoint.in_progress import IN_PROGRESS, MAX_MARKER_BYTES, STATE_FOLDER, command_to_finish
+from dcr_cli.checkpoint.folder import Identity
+from dcr_cli.checkpoint.in_progress import (
+    IN_PROGRESS,
+    INSTALL,
+    MAX_MARKER_BYTES,
+    STATE_FOLDER,
+    change_of,
+    command_to_finish,
+)
 from dcr_cli.checkpoint.names import shown
 from dcr_cli.durable import PRIVATE_FOLDER_MODE, Folder, open_folder
 from dcr_cli.errors import ConflictError, DcrError, IncompleteError, LocalError, WrongBaseError
@@ -98,14 +106,13 @@ def apply_aside(path: Path, target: Target, skip: Sequence[str], *, keep_previou
     it is to be kept, may be in use by another name, or holds what cannot be carried over.
     """
     with _locked_behind(path) as (old, link), open_folder(old.root.path.parent) as parent:
-        folder = old.root.path
-        kept, not_carried = _remove_previous(old, parent, link)
-        _remove_unfinished(parent, link)
+        kept, not_carried = remove_previous(old, parent, link)
+        remove_unfinished(parent, link)
         found, job = look_at(old.root, target, skip, what=str(path))
         is_there = is_there_already(found, job)
         if not is_there:
             with open_folder(path.parent) as above:
-                check_beside(link, parent, above, target)
+                check_beside(link, parent, above, target.chain.commits[-1])
         plan = job.plan(is_exact=found.is_base, in_place=False) if not is_there else None
         built = _Move(old, parent, link, skip).build(found, job, plan) if plan is not None else None
         if plan is None or built is None:
@@ -115,25 +122,7 @@ def apply_aside(path: Path, target: Target, skip: Sequence[str], *, keep_previou
             result = nothing_done(str(path), ASIDE, job, exact=is_exact, foreign=found.foreign, dry_run=False)
             return replace(result, previous=kept, not_carried=tuple(not_carried))
         name, written = built
-        goes = not (keep_previous or stays(old.home, link))
-        with open_root(parent.path / name) as new, Receiver(new) as receiver:
-            # What has come since it was built, or since a run before this one built it.
-            known = known_files(old.root, job.identities)
-            left = [str(folder / file) for file in carry_over(old.root, receiver, known)]
-            goes = goes and not left
-            if goes:
-                # If this run is stopped, the next one removes the folder before.
-                previous = Previous(folder.name, place_of(os.fstat(old.root.fd)), known)
-                receiver.home.replace_file(_PREVIOUS, encode_previous(previous))
-            else:
-                receiver.home.remove(_PREVIOUS, missing_ok=True)
-            link = turn(link, parent, name, receiver.home)
-            kept = str(folder)
-            if goes:
-                kept, left = _remove_previous(receiver, parent, link)
-            if kept is None:
-                # With its folder, all that this lock's owner might tidy up is gone.
-                old.keeps_home = True
+        kept, left = take_over(old, link, parent.path / name, job.identities, keep_previous=keep_previous)
         files = changed_paths(plan)
         result = done(
             str(path), ASIDE, job, plan, files=files, bytes_written=written, foreign=found.foreign, previous=kept
@@ -141,12 +130,42 @@ def apply_aside(path: Path, target: Target, skip: Sequence[str], *, keep_previou
         return replace(result, not_carried=(*not_carried, *left), room_bytes=room_for_fresh(plan, links=True))
 
 
-def check_beside(link: Link, parent: Folder, above: Folder, target: Target) -> None:
+def take_over(
+    old: Receiver, link: Link, new: Path, identities: Mapping[str, Identity], *, keep_previous: bool
+) -> tuple[str | None, list[str]]:
+    """Turn `link` from the folder that `old` has locked, whose own files are those of `identities`, to `new` beside it.
+
+    The path of the folder before if it stays, and what of it could not be carried over.
+    """
+    folder = old.root.path
+    goes = not (keep_previous or stays(old.home, link))
+    with open_folder(new.parent) as parent, open_root(new) as root, Receiver(root) as receiver:
+        # What has come since it was built, or since a run before this one built it.
+        known = known_files(old.root, identities)
+        left = [str(folder / file) for file in carry_over(old.root, receiver, known)]
+        goes = goes and not left
+        if goes:
+            # If this run is stopped, the next one removes the folder before.
+            previous = Previous(folder.name, place_of(os.fstat(old.root.fd)), known)
+            receiver.home.replace_file(_PREVIOUS, encode_previous(previous))
+        else:
+            receiver.home.remove(_PREVIOUS, missing_ok=True)
+        link = turn(link, parent, new.name, receiver.home)
+        kept: str | None = str(folder)
+        if goes:
+            kept, left = remove_previous(receiver, parent, link)
+        if kept is None:
+            # With its folder, all that this lock's owner might tidy up is gone.
+            old.keeps_home = True
+    return kept, left
+
+
+def check_beside(link: Link, parent: Folder, above: Folder, commit: bytes) -> None:
     """Raise LocalError or UsageError if nothing could be built in `parent`, or the link, which is in `above`, not be
-    turned."""
+    turned; `commit` is in the name of what is built."""
     for place in (parent, above):
         check_changeable(place)
-    names = link.names(target.chain.commits[-1])
+    names = link.names(commit)
     check_lengths(parent, names, f"building beside {link.path}")
     check_lengths(above, [link.temporary], f"turning {link.path}")
 
@@ -260,7 +279,7 @@ def _new_folder(parent: Folder, name: str, *, exist_ok: bool) -> Iterator[Receiv
         except BaseException:
             # The cause is what counts; what cannot be removed now, the next run removes.
             with suppress(DcrError):
-                _remove_folder(parent, name)
+                remove_folder(parent, name)
             receiver.keeps_home = True
             raise
 
@@ -282,12 +301,13 @@ def _locked_behind(path: Path) -> Iterator[tuple[Receiver, Link]]:
         marker = receiver.read_marker()
         if marker is not None:
             hint = f"finish it first: {command_to_finish(marker.deltas, marker.remote, path)}"
-            raise IncompleteError(str(path), "an apply to the folder behind it was stopped", hint=hint)
+            facts = f"{change_of(marker.remote)} to the folder behind it was stopped"
+            raise IncompleteError(str(path), facts, hint=hint)
         receiver.clear()
         yield receiver, link
 
 
-def _remove_previous(receiver: Receiver, parent: Folder, link: Link) -> tuple[str | None, list[str]]:
+def remove_previous(receiver: Receiver, parent: Folder, link: Link) -> tuple[str | None, list[str]]:
     """Remove the folder that `link` led to before it led to `receiver`'s, if that is still there.
 
     It stays if somebody may use it by another name, or if it holds what cannot be carried over: its path, and the paths
@@ -310,18 +330,18 @@ def _remove_previous(receiver: Receiver, parent: Folder, link: Link) -> tuple[st
     return path if is_used or left else None, [f"{path}/{file}" for file in left]
 
 
-def _remove_unfinished(parent: Folder, link: Link) -> None:
-    """Remove folders that runs for this link began and did not complete, if nobody is at them."""
+def remove_unfinished(parent: Folder, link: Link, but: Collection[str] = ()) -> None:
+    """Remove folders that runs for this link began and did not complete, if nobody is at them; `but` these stay."""
     for name in parent.names():
-        if not name.startswith(link.prefix) or not is_unfinished(parent, name):
+        if not name.startswith(link.prefix) or name in but or not is_unfinished(parent, name):
             continue
         with ExitStack() as stack, suppress(ConflictError):
             if parent.status(f"{name}/{STATE_FOLDER}") is not None:
                 stack.enter_context(lock(stack.enter_context(parent.open_folder(f"{name}/{STATE_FOLDER}")), LOCK))
-            _remove_folder(parent, name)
+            remove_folder(parent, name)
 
 
-def _remove_folder(parent: Folder, name: str) -> None:
+def remove_folder(parent: Folder, name: str) -> None:
     """Remove an unfinished folder, last of all what says that it is one."""
     with _opened_private(parent, name) as folder:
         for inner in folder.names():
@@ -337,6 +357,6 @@ def is_unfinished(parent: Folder, name: str) -> bool:
             if set(folder.names()) <= {STATE_FOLDER}:
                 return True
         text = parent.read(f"{name}/{STATE_FOLDER}/{MARKER}", MAX_MARKER_BYTES)
-        return text is not None and decode_marker(text, name).mode == ASIDE
+        return text is not None and decode_marker(text, name).mode in (ASIDE, INSTALL)
     except DcrError:
         return False

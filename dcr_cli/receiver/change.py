@@ -25,6 +25,7 @@ from dcr_cli.receiver.journal import Chunk
 from dcr_cli.receiver.places import CONFIG, changed_paths, check_plan, folders_of, has_room
 from dcr_cli.receiver.plan import Action, Plan, in_turn
 from dcr_cli.receiver.receiver import HELD, HELD_CONFIG, JOURNAL, STAGE, Batch, Receiver
+from dcr_cli.receiver.removal import move_file, remove_empty_folders, remove_files
 from dcr_cli.receiver.sidecars import (
     NewFiles,
     final_files,
@@ -278,7 +279,8 @@ class Change:
         """Remove what lies beside the shards and is the base's, not the target's; others may need its place."""
         self.left = others(self._root, self._plan.removed_files, self._job.base.files)
         self.changed_paths = [path for path in self.changed_paths if path not in self.left]
-        self._remove([path for path in self._plan.removed_files if path != CONFIG and path not in self.left])
+        gone = [path for path in self._plan.removed_files if path != CONFIG and path not in self.left]
+        remove_files(self._root, gone)
         self._remove_empty_folders()
 
     def _commit(self, batch: Batch) -> None:
@@ -289,7 +291,9 @@ class Change:
 
     def _place(self, batch: Batch) -> None:
         """Give a batch's staged shards their names and patch the others; doing it again does no harm."""
-        self._remove([path for number in batch.components for path in self._plan.components[number].removed])
+        remove_files(
+            self._root, [path for number in batch.components for path in self._plan.components[number].removed]
+        )
         self._remove_empty_folders()
         renamed = []
         for number in self._shards_of(batch.components):
@@ -327,23 +331,10 @@ class Change:
         return file
 
     def _move(self, source: Folder, name: str, to: Folder, new_name: str) -> None:
-        """Rename a file, which changes its ctime, and see that nothing else about it changes; note what it is then."""
-        before = source.status(name)
-        source.rename(name, to, new_name)
-        after = to.status(new_name)
-        if before is None or after is None or _written(before) != _written(after):
-            raise ConflictError(str(to.path / new_name), "was changed by another process while it got its name")
+        """Rename a file, and note what it is then."""
+        move_file(source, name, to, new_name)
         if to is self._root:
             self._checked[new_name] = identity_below(to, new_name)
-
-    def _remove(self, paths: Sequence[str]) -> None:
-        """Remove what is still there, as a file; the target may have a folder of the name."""
-        present = [(path, self._root.status(path)) for path in paths]
-        gone = [path for path, status in present if status is not None and not stat.S_ISDIR(status.st_mode)]
-        for path in gone:
-            self._root.remove(path)
-        for folder in folders_of(gone):
-            self._root.sync(folder)
 
     def _end(self, known: Mapping[str, Identity] | None) -> None:
         """Do what is left when all shards are the target's, the config last, and say so.
@@ -387,19 +378,8 @@ class Change:
         self._receiver.remove_marker()
 
     def _remove_empty_folders(self) -> None:
-        """Remove folders in which nothing is left of what lay there."""
         removed = [*self._plan.removed_files, *(path for part in self._plan.components for path in part.removed)]
-        for folder in sorted(folders_of(removed), key=len, reverse=True):
-            while folder and self._is_empty_folder(folder):
-                self._root.remove_folder(folder, used_ok=True)
-                if self._root.status(folder) is not None:
-                    break
-                folder = folder.rpartition("/")[0]
-                self._root.sync(folder)
-
-    def _is_empty_folder(self, path: str) -> bool:
-        status = self._root.status(path)
-        return status is not None and stat.S_ISDIR(status.st_mode) and self._root.is_empty(path)
+        remove_empty_folders(self._root, removed)
 
     # Finishing
 
@@ -447,11 +427,6 @@ class Change:
 
     def _shards_of(self, components: Iterable[int]) -> list[int]:
         return [number for component in components for number in self._plan.components[component].shards]
-
-
-def _written(status: os.stat_result) -> tuple[int, int]:
-    """What changes when a file is written to, and not when it is renamed."""
-    return status.st_size, status.st_mtime_ns
 
 
 def _staged(number: int) -> str:

@@ -83,14 +83,14 @@ class Fresh:
             self.bytes_written += len(content)
         final = final_files(self._job, self._plan, self._files)
         files = {file.path for file in final}
-        foreign = [path for path in foreign if files.isdisjoint(_with_those_above(folders_of([path])))]
+        foreign = [path for path in foreign if files.isdisjoint(with_those_above(folders_of([path])))]
         for path in (*(file.path for file in final), *foreign):
             if self._root.status(path) is None:
                 self._copy(path)
         folders = folders_of((*(file.path for file in final), *foreign))
         for folder in folders:
             self._root.sync(folder)
-        for folder in _with_those_above(folders):
+        for folder in with_those_above(folders):
             status = self._source.status(folder)
             if status is not None and stat.S_ISDIR(status.st_mode):
                 self._root.take_folder_mode(folder, status, with_owner=self._gives_owner(status))
@@ -163,7 +163,7 @@ def room_for_fresh(plan: Plan, *, links: bool) -> int:
     return with_slack(sum(made) + plan.written_file_bytes, len(plan.shards))
 
 
-def _with_those_above(folders: Sequence[str]) -> list[str]:
+def with_those_above(folders: Sequence[str]) -> list[str]:
     """Folders and those above them, but for the root; what lies in a folder comes before it."""
     found = {"/".join(parts[:count]) for parts in (f.split("/") for f in folders) for count in range(1, len(parts) + 1)}
     return sorted(found - {""}, reverse=True)

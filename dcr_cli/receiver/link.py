@@ -81,6 +81,11 @@ def read_link(path: Path) -> Link:
         return Link(path, above.link_text(path.name), os.path.realpath(path), link_identity(status))
 
 
+def no_link(path: Path) -> Link:
+    """What a link that is not there yet would be called, and what is made for it."""
+    return Link(path, "", "", LinkIdentity(0, 0))
+
+
 def check_still(link: Link) -> None:
     """Raise ConflictError if a link is not what it was when it was read."""
     if not link.path.is_symlink() or read_link(link.path) != link:
@@ -125,12 +130,7 @@ def turn(link: Link, parent: Folder, name: str, home: Folder) -> Link:
     )
     new = os.path.join(above, name) if is_beside else str(parent.path / name)
     with open_folder(link.path.parent) as folder:
-        folder.remove(link.temporary, missing_ok=True)
-        folder.make_link(new, link.temporary)
-        status = folder.status(link.temporary)
-        if status is None:
-            raise _turned(link.path)
-        home.replace_file(CLAIM, encode_claim(link_identity(status)))
+        _make_temporary(folder, link, new, home)
         try:
             check_still(link)
         except ConflictError:
@@ -139,6 +139,29 @@ def turn(link: Link, parent: Folder, name: str, home: Folder) -> Link:
         folder.rename(link.temporary, folder, link.path.name)
         folder.sync()
     return read_link(link.path)
+
+
+def make_link(link: Link, parent: Folder, name: str, home: Folder) -> None:
+    """Make a link that leads to `name` beside it, whose state folder is `home`, in one step.
+
+    ConflictError if somebody has made something of its name meanwhile.
+    """
+    _make_temporary(parent, link, name, home)
+    if parent.status(link.path.name) is not None:
+        parent.remove(link.temporary, missing_ok=True)
+        raise ConflictError(str(link.path), "was made by somebody else just now", hint="see what it is, and try again")
+    parent.rename(link.temporary, parent, link.path.name)
+    parent.sync()
+
+
+def _make_temporary(folder: Folder, link: Link, text: str, home: Folder) -> None:
+    """Make the link that is to get its name, and have the folder that it leads to claim it."""
+    folder.remove(link.temporary, missing_ok=True)
+    folder.make_link(text, link.temporary)
+    status = folder.status(link.temporary)
+    if status is None:
+        raise _turned(link.path)
+    home.replace_file(CLAIM, encode_claim(link_identity(status)))
 
 
 def encode_claim(identity: LinkIdentity) -> bytes:

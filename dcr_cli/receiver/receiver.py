@@ -37,7 +37,7 @@ STAGE, JOURNAL, HELD = "stage", "journal", "held"
 MARKER, LOCK = (path.rpartition("/")[2] for path in (IN_PROGRESS, LOCK_FILE))
 BASE_NAME = "base"
 HELD_CONFIG = f"{HELD}/{CONFIG}"
-_BASE_LIMIT = 1 << 40
+BASE_LIMIT = 1 << 40
 _READ_MODE = 0o555
 _REPAIR = "start again from a full copy of a checkpoint"
 _BATCH_NAME = re.compile(r"([0-9]{6,9})\.(commit|done)")
@@ -86,6 +86,8 @@ class Receiver:
         self.home, self._lock, self.was_made = locked.folder, locked.lock, locked.was_made
         # Whether its folder stays when all is done: it was there before, or holds a record now, or is another's.
         self.keeps_home = not self.was_made
+        # Whether what is staged outlives an end without a marker, for the next run to go on with.
+        self.keeps_staged = False
         try:
             # Whoever asks for no marker tidies up nothing that one tells of.
             self.is_marked = self.home.status(MARKER) is not None
@@ -103,7 +105,7 @@ class Receiver:
         # What went wrong before is the cause to report, not that tidying up failed after it; the next run tidies up
         # too.
         with suppress(DcrError) if error is not None else nullcontext(), self._lock, self.home:
-            if not self.is_marked:
+            if not (self.is_marked or self.keeps_staged):
                 self.clear()
                 if not self.keeps_home:
                     self.home.remove(LOCK)
@@ -154,9 +156,13 @@ class Receiver:
         self.home.sync()
 
     def clear(self) -> None:
-        """Remove what a change prepared. A config that was held, and that no marker tells of any more, is put back."""
+        """Remove what a change prepared; put back what was held."""
         for name in (STAGE, JOURNAL):
             self.home.remove_tree(name, missing_ok=True)
+        self.put_back_held()
+
+    def put_back_held(self) -> None:
+        """Put back a config that was held and that no marker tells of any more."""
         if self.home.status(HELD_CONFIG) is not None and self.root.status(CONFIG) is None:
             self.home.rename(HELD_CONFIG, self.root, CONFIG)
             self.root.sync()
@@ -177,7 +183,7 @@ class Receiver:
 
     def read_base(self, marker: Marker) -> tuple[Base, Digests]:
         what = str(self.home.path / JOURNAL / BASE_NAME)
-        data = self.home.read(f"{JOURNAL}/{BASE_NAME}", _BASE_LIMIT)
+        data = self.home.read(f"{JOURNAL}/{BASE_NAME}", BASE_LIMIT)
         if data is None or object_digest(data) != marker.base_blake3:
             facts = "is missing" if data is None else "is not what was written"
             raise DamagedError(what, f"{facts}; the change in progress cannot be finished", hint=_REPAIR)
@@ -196,7 +202,7 @@ class Receiver:
         with self.home.open_folder(JOURNAL) as folder:
             batches = []
             for match in filter(None, map(_BATCH_NAME.fullmatch, folder.names())):
-                text = folder.read(match[0], _BASE_LIMIT)
+                text = folder.read(match[0], BASE_LIMIT)
                 if text is not None:
                     what = str(folder.path / match[0])
                     batches.append(_decode_batch(int(match[1]), text, what, is_done=match[2] == "done"))

@@ -94,7 +94,7 @@ def rehearse_aside(path: Path, target: Target, skip: Sequence[str], *, keep_prev
         if is_there_already(found, job):
             return nothing_done(str(path), ASIDE, job, exact=is_exact, foreign=found.foreign, dry_run=True)
         check_changeable(source)
-        check_beside(link, parent, above, target)
+        check_beside(link, parent, above, target.chain.commits[-1])
         names = link.names(target.chain.commits[-1])
         if not any(_can_take(parent, name, source.path.name, target, skip) for name in names):
             raise names_taken(parent, names)

@@ -1,0 +1,124 @@
+"""Which files of a folder belong to the checkpoint in it, whole or damaged, and what becomes of those that are not
+wanted.
+
+It decides and changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from dcr_cli.checkpoint.digest import object_digest
+from dcr_cli.checkpoint.folder import Files, Identity, scan
+from dcr_cli.checkpoint.names import path_fault, shown
+from dcr_cli.checkpoint.parts import MAX_WEIGHT_MAP_BYTES, is_top_shard, is_weight_map, unmapped_shards
+from dcr_cli.checkpoint.weight_map import parse_weight_map
+from dcr_cli.durable import Folder
+from dcr_cli.errors import DamagedError, NotFoundError, WrongBaseError
+from dcr_cli.receiver.receiver import BASE_LIMIT, BASE_NAME, JOURNAL, Marker, decode_base
+from dcr_cli.receiver.record import Record, read_record, record_folder
+from dcr_cli.receiver.wanted import Wanted
+
+
+@dataclass(frozen=True, slots=True)
+class Belongings:
+    """The files of a folder: `present` are those that can be read, `removed` belong to its checkpoint and go, `foreign`
+    are no part of it and stay."""
+
+    present: Mapping[str, Identity]
+    removed: tuple[str, ...]
+    foreign: tuple[str, ...]
+
+
+def read_own_record(root: Folder) -> Record | None:
+    """The record of the checkpoint in `root`, if it has one that can be read."""
+    try:
+        home = record_folder(root)
+    except DamagedError:
+        return None
+    if home is None:
+        return None
+    with home:
+        return read_record(home)
+
+
+def look_over(
+    root: Folder, wanted: Wanted, known: Iterable[str], *, away: Iterable[str] = (), is_marked: bool = False
+) -> Belongings:
+    """Look at the files in `root`, and at those that a change has put `away`; `known` are paths that earlier versions
+    had.
+
+    WrongBaseError if a shard or weight map is there that would be part of the checkpoint and of which nothing says that
+    it may go, NotFoundError if nothing is there of any checkpoint. With `is_marked`, a change had begun, which refused
+    such ones, so that all shards are its own.
+    """
+    strangers: list[str] = []
+    present = scan(root.path, skip=wanted.skipped, strangers=strangers)
+    record = read_own_record(root)
+    told = {path for path in known if path_fault(path) is None}
+    if record is not None:
+        told |= {file.path for file in record.files if path_fault(file.path) is None}
+    paths = sorted({*present, *strangers, *away})
+    own = told | _as_found(root, present, told, is_marked=is_marked)
+    if not (is_marked or own or any(file.path in present for file in wanted.files)):
+        facts = "is not empty and holds no checkpoint: it has no *.safetensors file"
+        raise NotFoundError(str(root.path), facts, hint="give an empty folder, or a new one")
+    names = {file.path for file in wanted.files}
+    others = [path for path in paths if path not in names]
+    removed = tuple(path for path in others if path in own)
+    foreign = tuple(path for path in others if path not in own)
+    check_nobodys(root, foreign)
+    return Belongings(present, removed, foreign)
+
+
+def check_nobodys(root: Folder, foreign: Iterable[str]) -> None:
+    """Raise WrongBaseError if a file that is no part of a checkpoint would become one."""
+    for path in foreign:
+        if is_top_shard(path) or is_weight_map(path):
+            kind = "shard" if is_top_shard(path) else "weight map"
+            facts = f"is a {kind} that is no part of the checkpoint, and would be one of the new one"
+            raise WrongBaseError(str(root.path / shown(path)), facts, hint="move it out of the checkpoint")
+
+
+def _as_found(root: Folder, present: Mapping[str, Identity], told: Collection[str], *, is_marked: bool) -> set[str]:
+    """The shards and weight maps that make up the checkpoint as it is."""
+    maps = [path for path in present if is_weight_map(path)]
+    if is_marked:
+        return {*maps, *unmapped_shards(present)}
+    if len(maps) == 1:
+        with Files(root.path, present) as files:
+            return {maps[0], *_mapped(files, maps[0], present[maps[0]].size)}
+    if maps or any(map(is_weight_map, told)):
+        # What the weight map that is not there, or not alone, had named is not known.
+        return set()
+    return set(unmapped_shards(present))
+
+
+def _mapped(files: Files, path: str, size_bytes: int) -> set[str]:
+    """The shards that a weight map names; none if it is damaged."""
+    if size_bytes > MAX_WEIGHT_MAP_BYTES:
+        return set()
+    try:
+        return set(parse_weight_map(files.read_file(path), path).values())
+    except DamagedError:
+        return set()
+
+
+def sort_out(root: Folder, wanted: Wanted, removed: Collection[str]) -> Belongings:
+    """Look at the files in `root` when it has been said which of them go."""
+    strangers: list[str] = []
+    present = scan(root.path, skip=wanted.skipped, strangers=strangers)
+    names = {*removed, *(file.path for file in wanted.files)}
+    foreign = tuple(sorted(path for path in (*present, *strangers) if path not in names))
+    check_nobodys(root, foreign)
+    return Belongings(present, tuple(removed), foreign)
+
+
+def left_by_apply(home: Folder, marker: Marker) -> list[str]:
+    """The files of the checkpoint that an apply was changing when it was stopped, as far as it has left word of it."""
+    what = f"{JOURNAL}/{BASE_NAME}"
+    data = home.read(what, BASE_LIMIT)
+    if data is None or object_digest(data) != marker.base_blake3:
+        return []
+    return [file.path for file in decode_base(data, what)[0].files]
