@@ -445,8 +445,11 @@ class TestDry:
         assert set(found.files_changed) == set(done.files_changed)
 
 
-def boxed_versions(place: Path, *, also: Sequence[int] = ()) -> tuple[list[Path], list[Path]]:
-    """Three deltas of which the second has tensor `b` in boxes; those of the numbers in `also` change it too."""
+def boxed_versions(place: Path, *, also: Sequence[int] = (), reshaped: bool = False) -> tuple[list[Path], list[Path]]:
+    """Three deltas of which the second has tensor `b` in boxes; those of the numbers in `also` change it too.
+
+    `reshaped`: the third gives it another shape.
+    """
     held = {"a": tensor_of("BF16", (64, 64), 1), "b": tensor_of("BF16", (64, 64), 2)}
     versions: list[Version] = [(held, {"config.json": b"0"}, 1)]
     for number in range(3):
@@ -454,6 +457,8 @@ def boxed_versions(place: Path, *, also: Sequence[int] = ()) -> tuple[list[Path]
         if number == 1 or number in also:
             changed["b"] = with_changes(held["b"], [3 + number, 1000, 4095], number + 1)
         held = held | changed
+        if reshaped and number == 2:
+            held["b"] = "BF16", (32, 128), held["b"][2]
         versions.append((held, {"config.json": b"%d" % (number + 1)}, 1))
     roots = write_versions(place, versions)
     # Boxes are written into a delta that has no payloads otherwise.
@@ -478,6 +483,12 @@ class TestBoxes:
     def test_alone(self, place: Path) -> None:
         roots, deltas = boxed_versions(place)
         assert [len(group) for group in split([open_delta(delta) for delta in deltas])] == [3]
+        check_equal_to_steps(deltas, roots[0], place)
+        assert tree(place / "steps") == tree(roots[3])
+
+    def test_a_shape_that_boxes_do_not_lie_in(self, place: Path) -> None:
+        roots, deltas = boxed_versions(place, reshaped=True)
+        assert [len(group) for group in split(opened(deltas))] == [2, 1]
         check_equal_to_steps(deltas, roots[0], place)
         assert tree(place / "steps") == tree(roots[3])
 
