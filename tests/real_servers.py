@@ -7,10 +7,10 @@ how it is had.
 from __future__ import annotations
 
 import base64
-import getpass
 import hashlib
 import hmac
 import os
+import pwd
 import shutil
 import socket
 import subprocess
@@ -23,6 +23,9 @@ from email.utils import formatdate
 from pathlib import Path
 
 import pytest
+
+from dcr_cli.errors import TransportError
+from dcr_cli.store.opening import open_store
 
 # Azurite's account, which its documentation names; its key is no secret.
 ACCOUNT = "devstoreaccount1"
@@ -59,14 +62,22 @@ def openssh_server(folder: Path) -> Iterator[dict[str, object]]:
     with _running([sshd, "-D", "-e", "-f", str(folder / "conf")], folder / "log", port):
         host_key = " ".join((folder / "host.pub").read_text().split()[:2])
         (folder / "known_hosts").write_text(f"[127.0.0.1]:{port} {host_key}\n")
-        yield {
+        reached: dict[str, object] = {
             "port": port,
-            "username": getpass.getuser(),
+            "username": _user(),
             "key_filename": str(folder / "key"),
             "known_hosts": str(folder / "known_hosts"),
             "look_for_keys": False,
             "allow_agent": False,
         }
+        try:
+            with open_store(f"sftp://127.0.0.1{folder}", reached) as store:
+                store.stat("conf")
+        except TransportError:
+            if "not allowed because" in (folder / "log").read_text():
+                pytest.skip(f"sshd lets {_user()} not in, as to an account whose password is locked")
+            raise
+        yield reached
 
 
 @contextmanager
@@ -79,7 +90,7 @@ def nginx_server(folder: Path, root: Path) -> Iterator[str]:
     temporary = " ".join(
         f"{name}_temp_path {folder}/{name};" for name in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
     )
-    user = f"user {getpass.getuser()};" if os.geteuid() == 0 else ""
+    user = f"user {_user()};" if os.geteuid() == 0 else ""
     places = (
         "location = /denied { deny all; } location = /busy { return 503; } "
         "location = /page { default_type text/html; return 200 '<html></html>'; } "
@@ -140,6 +151,10 @@ def _make_container(endpoint: str, name: str) -> None:
     # Without a body, and so without a type of one, which would have to be signed too.
     request = urllib.request.Request(f"{endpoint}/{name}?restype=container", method="PUT", headers=headers)
     urllib.request.urlopen(request, timeout=30).close()
+
+
+def _user() -> str:
+    return pwd.getpwuid(os.geteuid()).pw_name
 
 
 def _free_port() -> int:

@@ -11,6 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import paramiko
 import pytest
 from fsspec.implementations.local import LocalFileSystem
 
@@ -97,7 +98,10 @@ class TestSources:
         sftp: dict[str, object],
         clock: Clock,
         tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
     ) -> Store:
+        # So that the larger ones go up in parts there too.
+        monkeypatch.setattr("dcr_cli.store.other.MOST_WHOLE_BYTES", 1 << 20)
         url, options = {
             "local": (str(tmp_path / "a"), {}),
             "memory": (f"memory://{tmp_path.name}", {}),
@@ -251,6 +255,23 @@ class TestSftp:
         store._backend._backend._sessions._client.get_transport().sock.close()  # type: ignore[attr-defined]
         assert store.get("a", most_bytes=MOST) == b"1"
         store.close()
+
+    def test_a_connection_that_only_looks_alive_is_made_again(
+        self, sftp: dict[str, object], tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        store = self.opened(sftp, tmp_path, clock)
+        store.put("a", b"1")
+        sessions = store._backend._backend._sessions  # type: ignore[attr-defined]
+        first, plain = sessions._client, paramiko.SFTPClient.open
+
+        def silent(session: paramiko.SFTPClient, *arguments: Any) -> Any:
+            if sessions._client is first:
+                raise TimeoutError
+            return plain(session, *arguments)
+
+        monkeypatch.setattr(paramiko.SFTPClient, "open", silent)
+        assert store.get("a", most_bytes=MOST) == b"1"
+        assert not first.get_transport() and len(clock.waits) == 1
 
 
 class TestHttp:

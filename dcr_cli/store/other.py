@@ -123,17 +123,23 @@ class OtherBackend:
             yield self._part(key, at, min(at + _PART_BYTES, end))
 
     def _write_parts(self, path: str, data: Readable | bytes) -> None:
-        file = self._files.open(path, "wb")
+        # Where it is known what that means, nothing is there until it is said.
+        file = self._files.open(path, "wb", autocommit=False)
         try:
             for part in parts(data, _PART_BYTES):
                 file.write(part)
         except BaseException:
-            # Closing it would publish the part that was written.
             with suppress(Exception):
                 file.discard()
-            file.closed = True
+            try:
+                # Closing it, which Python would do, could publish the part that was written.
+                file.closed = True
+            except AttributeError:
+                file.close()
             raise
         file.close()
+        if hasattr(file, "commit"):
+            file.commit()
 
 
 def _open(location: Location, options: Mapping[str, object]) -> Any:
