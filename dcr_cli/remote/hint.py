@@ -51,7 +51,7 @@ def decode_hint(data: bytes) -> Hint | None:
 def read_hint(store: Store) -> Hint | None:
     """Read the hint of a remote; None if there is none, or none that can be read."""
     try:
-        data = store.get(HINT_KEY, most_bytes=COMMIT_LIMIT, is_denied_absent=True)
+        data = store.get(HINT_KEY, most_bytes=COMMIT_LIMIT)
     except DcrError:
         return None
     return decode_hint(data) if data is not None else None
