@@ -34,7 +34,10 @@ if TYPE_CHECKING:
         WrongBaseError as WrongBaseError,
     )
     from dcr_cli.inspect import InspectResult as InspectResult, inspect as inspect
+    from dcr_cli.log import LogResult as LogResult, log as log
+    from dcr_cli.prune import PruneResult as PruneResult, prune as prune
     from dcr_cli.show import ShowResult as ShowResult, show as show
+    from dcr_cli.status import StatusResult as StatusResult, status as status
     from dcr_cli.verify import VerifyResult as VerifyResult, verify as verify
 
 __version__ = "0.1.0"
@@ -50,6 +53,12 @@ _HOME_OF = {
     "ShowResult": "show",
     "inspect": "inspect",
     "InspectResult": "inspect",
+    "log": "log",
+    "LogResult": "log",
+    "status": "status",
+    "StatusResult": "status",
+    "prune": "prune",
+    "PruneResult": "prune",
     "DcrError": "errors",
     "UsageError": "errors",
     "NotFoundError": "errors",
@@ -73,8 +82,11 @@ __all__ = [
     "IncompleteError",
     "InspectResult",
     "LocalError",
+    "LogResult",
     "NotFoundError",
+    "PruneResult",
     "ShowResult",
+    "StatusResult",
     "TransportError",
     "UnsupportedError",
     "UsageError",
@@ -84,7 +96,10 @@ __all__ = [
     "apply",
     "diff",
     "inspect",
+    "log",
+    "prune",
     "show",
+    "status",
     "verify",
 ]
 
