@@ -92,7 +92,11 @@ class Objects:
         if begin > len(data):
             raise OutsideError("ends before")
         body = data[begin:] if size is None else data[begin : begin + size]
-        return Answer(begin, len(body), len(data), iter([body] if body else []))
+        return Answer(begin, len(body), len(data), self.body_of(body))
+
+    def body_of(self, data: bytes) -> Iterator[bytes]:
+        """In which parts it comes."""
+        return iter([data] if data else [])
 
     def write(self, key: str, data: bytes | Readable, size: int) -> None:
         self._call("write", key)

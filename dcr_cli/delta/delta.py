@@ -6,6 +6,7 @@ Payloads are PayloadReader's matter; a base is needed for nothing here.
 from __future__ import annotations
 
 import os
+import shlex
 import stat
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,8 @@ from dcr_cli.delta.line import COMMIT_LIMIT
 from dcr_cli.delta.output import COMMIT_NAME, DIGESTS_NAME, MANIFEST_NAME, PAYLOADS_NAME
 from dcr_cli.errors import DamagedError, LocalError, NotFoundError, hint_of
 
+# What lies in a remote that is a folder.
+REMOTE_NAME = "dcr.json"
 _MAKE = "dcr diff BASE TARGET -o DELTA makes one"
 
 
@@ -69,6 +72,8 @@ def _check_folder(root: Path, if_checkpoint: str) -> None:
     facts, hint = f"holds no delta: it has no {COMMIT_NAME}", _MAKE
     if any(name.endswith(".safetensors") for name in names):
         facts, hint = f"{facts}; it is a checkpoint", if_checkpoint
+    elif REMOTE_NAME in names:
+        facts, hint = f"{facts}; it is a remote", f"dcr show {shlex.quote(str(root))}@N shows its version N"
     raise NotFoundError(str(root), facts, hint=hint)
 
 

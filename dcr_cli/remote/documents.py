@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dcr_cli.delta.documents import OBJECT_LIMIT, Documents, decode_documents
-from dcr_cli.errors import DamagedError, NotFoundError
+from dcr_cli.errors import DamagedError
 from dcr_cli.remote.anchor import ANCHOR_LIMIT, Anchor, open_anchor
 from dcr_cli.remote.keys import anchor_key, digests_key, manifest_key
 from dcr_cli.remote.signing import Trust
@@ -40,9 +40,3 @@ def fetch_anchor(store: Store, published: Published, trust: Trust | None = None)
     if data is None:
         return None
     return open_anchor(published.version, data, f"{store.shown}/{key}", trust or Trust())
-
-
-def not_there(store: Store, published: Published) -> NotFoundError:
-    """What to say of a version of which neither delta nor anchor is there."""
-    what = f"version {published.version.number} of {store.shown}"
-    return NotFoundError(what, "is there no more: its objects were removed", hint=f"dcr log {store.shown}")
