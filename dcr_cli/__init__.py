@@ -34,8 +34,12 @@ if TYPE_CHECKING:
         WrongBaseError as WrongBaseError,
     )
     from dcr_cli.inspect import InspectResult as InspectResult, inspect as inspect
-    from dcr_cli.show import ShowResult as ShowResult, show as show
+    from dcr_cli.log import LogResult as LogResult, log as log
+    from dcr_cli.prune import PruneResult as PruneResult, prune as prune
+    from dcr_cli.show import ShowAnchorResult as ShowAnchorResult, ShowResult as ShowResult, show as show
+    from dcr_cli.status import StatusResult as StatusResult, status as status
     from dcr_cli.verify import VerifyResult as VerifyResult, verify as verify
+    from dcr_cli.verify_remote import VerifyRemoteResult as VerifyRemoteResult, verify_remote as verify_remote
 
 __version__ = "0.1.0"
 
@@ -46,10 +50,19 @@ _HOME_OF = {
     "ApplyResult": "apply",
     "verify": "verify",
     "VerifyResult": "verify",
+    "verify_remote": "verify_remote",
+    "VerifyRemoteResult": "verify_remote",
     "show": "show",
     "ShowResult": "show",
+    "ShowAnchorResult": "show",
     "inspect": "inspect",
     "InspectResult": "inspect",
+    "log": "log",
+    "LogResult": "log",
+    "status": "status",
+    "StatusResult": "status",
+    "prune": "prune",
+    "PruneResult": "prune",
     "DcrError": "errors",
     "UsageError": "errors",
     "NotFoundError": "errors",
@@ -73,19 +86,28 @@ __all__ = [
     "IncompleteError",
     "InspectResult",
     "LocalError",
+    "LogResult",
     "NotFoundError",
+    "PruneResult",
+    "ShowAnchorResult",
     "ShowResult",
+    "StatusResult",
     "TransportError",
     "UnsupportedError",
     "UsageError",
+    "VerifyRemoteResult",
     "VerifyResult",
     "WrongBaseError",
     "__version__",
     "apply",
     "diff",
     "inspect",
+    "log",
+    "prune",
     "show",
+    "status",
     "verify",
+    "verify_remote",
 ]
 
 

@@ -1,4 +1,5 @@
-"""Says whether a checkpoint holds the bits it should: another checkpoint's, a delta's target's, or its own record's.
+"""Says whether a checkpoint holds the bits it should: another checkpoint's, a delta's target's, those of a version of a
+remote, or its own record's.
 
 It compares tensors, wherever they lie, and sidecars; not how tensors are divided into shards. It writes nothing.
 """
@@ -18,14 +19,22 @@ from numpy.typing import NDArray
 import dcr_kernels as kernels
 from dcr_cli.arguments import check_path
 from dcr_cli.checkpoint.checkpoint import Checkpoint, Reader, Tensor, open_checkpoint
-from dcr_cli.checkpoint.digest import digest_bytes, digest_text
+from dcr_cli.checkpoint.digest import blake3_text, digest_bytes, digest_text
 from dcr_cli.checkpoint.parts import SIDECAR
 from dcr_cli.checkpoint.patterns import check_patterns
-from dcr_cli.content import Blocks, Side, Workers, in_file_order, read_spans, tensor_digests, tensor_of_part
+from dcr_cli.content import Blocks, Side, Workers, in_file_order, read_spans, read_state, tensor_digests, tensor_of_part
 from dcr_cli.delta.encoding import uint_dtype
 from dcr_cli.delta.scan import Part, parts_of
 from dcr_cli.errors import NotFoundError, UsageError
-from dcr_cli.reference import Reference, reference_of_delta, reference_of_record
+from dcr_cli.reference import (
+    Reference,
+    StateReference,
+    reference_of_delta,
+    reference_of_record,
+    reference_of_remote,
+)
+from dcr_cli.remote.signing import trust_in
+from dcr_cli.store.opening import open_store
 
 Progress = Callable[[str, int, int], None]
 Opened = tuple[Checkpoint, Reader]
@@ -37,7 +46,8 @@ class TensorDifference:
 
     bits: the bit patterns of the first element that differs, in hexadecimal; `count` elements differ, the first one is
     element `first_flat`, at `first_index` in the tensor's shape. digest: the digests of the whole tensor, which do not
-    say where it differs. dtype, shape: these.
+    say where it differs. dtype, shape: these. content: the content digests of all tensors together, which are all that
+    an anchor tells; `tensor` is empty then.
     """
 
     tensor: str
@@ -78,18 +88,27 @@ def verify(
     *,
     against: str | Path | None = None,
     delta: str | Path | None = None,
+    remote: str | Path | None = None,
+    version: int | None = None,
+    trusted_keys: Sequence[str] = (),
+    storage_options: Mapping[str, object] | None = None,
     jobs: int | None = None,
     skip: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> VerifyResult:
-    """Read every byte of `checkpoint` and compare it with another one, with a delta's target, or with its own record.
+    """Read every byte of `checkpoint` and compare it with another one, with a delta's target, with a version of a
+    remote (if not told which, the one that it was pulled to, or else the newest), or with its own record.
 
-    Files that a pattern of `skip` matches are no part of either. Memory does not depend on the size of the checkpoints.
+    Of a remote only documents are fetched, and only those count that one of `trusted_keys` has signed. Files that a
+    pattern of `skip` matches are no part of either. Memory does not depend on the size of the checkpoints.
     Raises NotFoundError (also when there is neither a record nor anything to compare with), DamagedError
     (IncompleteError when an apply was stopped), ConflictError when a file changes while it is read, UsageError.
     """
-    if against is not None and delta is not None:
-        raise UsageError("verify", "against and delta exclude each other", hint="leave one of them out")
+    given = [name for name, each in (("against", against), ("delta", delta), ("remote", remote)) if each is not None]
+    if len(given) > 1:
+        raise UsageError("verify", f"{' and '.join(given)} exclude each other", hint="leave one of them out")
+    if version is not None and remote is None:
+        raise UsageError("verify", "a version is one of a remote", hint="say which remote")
     check_patterns(skip)
     check_path(checkpoint, "checkpoint")
     with ExitStack() as stack:
@@ -101,9 +120,17 @@ def verify(
             )
             readers = stack.enter_context(found.reader()), stack.enter_context(expected.reader())
             return _against_checkpoint(workers, (found, readers[0]), (expected, readers[1]))
-        reference = reference_of_delta(delta) if delta is not None else _record_of(checkpoint, skip)
+        reference: Reference | StateReference
+        if remote is not None:
+            with open_store(remote, storage_options) as store:
+                reference = reference_of_remote(store, checkpoint, version, trust_in(trusted_keys))
+        else:
+            reference = reference_of_delta(delta) if delta is not None else _record_of(checkpoint, skip)
         found = open_checkpoint(checkpoint, skip=tuple(dict.fromkeys((*skip, *reference.skipped))))
-        return _against_digests(workers, (found, stack.enter_context(found.reader())), reference)
+        opened = found, stack.enter_context(found.reader())
+        if isinstance(reference, StateReference):
+            return _against_state(workers, opened, reference)
+        return _against_digests(workers, opened, reference)
 
 
 def _record_of(checkpoint: str | Path, skip: Sequence[str]) -> Reference:
@@ -162,6 +189,18 @@ def _against_digests(workers: Workers, found: Opened, reference: Reference) -> V
     found[1].check_unchanged()
     names = set(reference.tensors)
     return _result(found[0], reference.name, names, comparable, differences, (len(records), sidecars))
+
+
+def _against_state(workers: Workers, found: Opened, reference: StateReference) -> VerifyResult:
+    state, digests = read_state(workers, *found)
+    differences = []
+    if state.content != reference.content:
+        texts = blake3_text(reference.content), blake3_text(state.content)
+        differences.append(TensorDifference("", "content", None, None, None, *texts))
+    records = {file.path: file.blake3 for file in found[0].files_digest(found[1]) if file.kind == SIDECAR}
+    sidecars = _differing(records, reference.sidecars)
+    checked = list(found[0].tensors)
+    return _result(found[0], reference.name, set(digests), checked, differences, (len(records), sidecars))
 
 
 def _result(

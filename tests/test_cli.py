@@ -27,6 +27,7 @@ from dcr_cli.cli import COMMANDS, main
 from dcr_cli.cli.options import commands as commands_by_name
 from dcr_cli.cli.session import Session
 from dcr_cli.errors import DamagedError, IncompleteError
+from dcr_cli.push import push
 from faults import watching
 from receivers import fresh_copy, tree
 from strategies import INDEX, tensor_of, with_changes, write_checkpoint
@@ -98,9 +99,21 @@ def commands(pair: tuple[Path, Path], delta: Path, tmp_path: Path) -> dict[str, 
         "verify": ("verify", pair[0], "--against", pair[0]),
         "show": ("show", delta),
         "inspect": ("inspect", pair[0]),
+        "push": ("push", pair[0], tmp_path / "new-remote"),
+        **{name: (name, tmp_path / "remote") for name in ("commit", "log", "status", "prune")},
+        "anchor": ("anchor", pair[0], tmp_path / "remote"),
     }
 
 
+@pytest.fixture
+def remote(tiny_pair: tuple[Path, Path], tmp_path: Path) -> Path:
+    """A remote with a version, and one that is prepared."""
+    push(tiny_pair[0], tmp_path / "remote")
+    push(tiny_pair[1], tmp_path / "remote", base=tiny_pair[0], prepare=True)
+    return tmp_path / "remote"
+
+
+@pytest.mark.usefixtures("remote")
 @pytest.mark.parametrize("command", COMMANDS)
 def test_for_people_a_command_prints_plain_lines(
     command: str, run: Run, tiny_pair: tuple[Path, Path], delta: Path, tmp_path: Path
@@ -110,6 +123,7 @@ def test_for_people_a_command_prints_plain_lines(
     assert ESCAPE not in ran.out and "\r" not in ran.out
 
 
+@pytest.mark.usefixtures("remote")
 @pytest.mark.parametrize("command", COMMANDS)
 def test_json_is_one_document(
     command: str, run: Run, tiny_pair: tuple[Path, Path], delta: Path, tmp_path: Path
@@ -121,6 +135,7 @@ def test_json_is_one_document(
     assert "error" not in ran.json
 
 
+@pytest.mark.usefixtures("remote")
 @pytest.mark.parametrize("command", COMMANDS)
 def test_quiet_is_quiet(command: str, run: Run, tiny_pair: tuple[Path, Path], delta: Path, tmp_path: Path) -> None:
     assert run(*commands(tiny_pair, delta, tmp_path)[command], "-q") == Ran(0, "", "")
@@ -129,7 +144,7 @@ def test_quiet_is_quiet(command: str, run: Run, tiny_pair: tuple[Path, Path], de
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("bare", [False, True])
 def test_json_of_a_failure_is_one_document(command: str, bare: bool, run: Run, tmp_path: Path) -> None:
-    arguments = {"diff": 2, "apply": 2, "verify": 1, "show": 1, "inspect": 1}[command]
+    arguments = 2 if command in ("diff", "apply", "push", "anchor") else 1
     nowhere = [] if bare else [tmp_path / f"nowhere-{number}" for number in range(arguments)]
     ran = run(command, *nowhere, "--json")
     code = 2 if bare else 3
@@ -418,7 +433,7 @@ def test_verify_without_a_record_is_not_found(run: Run, tiny_pair: tuple[Path, P
         (["diff", "a", "b", "--out", "c"], "no such option: --out", "perhaps --output is meant"),
         (["apply", "a", "b", "--xyz"], "no such option: --xyz", "dcr apply --help"),
         (["help"], "no such command 'help'", "dcr --help lists the commands"),
-        (["push", "a"], "no such command 'push'", "dcr --help lists the commands"),
+        (["deploy", "a"], "no such command 'deploy'", "dcr --help lists the commands"),
         (["veryfi", "a"], "no such command 'veryfi'", "perhaps verify is meant"),
         (["show", "\x1b[31mred\n", "b"], "unexpected extra argument", ""),
     ],

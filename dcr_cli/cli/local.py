@@ -7,7 +7,18 @@ from typing import Annotated
 
 import typer
 
-from dcr_cli.cli.options import Checkpoint, Delta, Encoding, Skip, command, path_of
+from dcr_cli.cli.options import (
+    Checkpoint,
+    Encoding,
+    LimitRate,
+    Skip,
+    StorageOption,
+    TrustedKey,
+    bytes_per_second_of,
+    command,
+    path_of,
+    storage_options_of,
+)
 from dcr_cli.cli.session import Session
 from dcr_cli.errors import UsageError
 
@@ -103,18 +114,43 @@ def apply(
 @command
 def verify(
     session: Session,
-    checkpoint: Checkpoint,
+    checkpoint: Annotated[
+        str | None, typer.Argument(metavar="[CHECKPOINT]", help="A folder of *.safetensors shards.")
+    ] = None,
     against: Annotated[
         str | None, typer.Option("--against", metavar="CHECKPOINT", help="Compare with this checkpoint's bits.")
     ] = None,
     delta: Annotated[
         str | None, typer.Option("--delta", metavar="DELTA", help="Compare with the target of this delta.")
     ] = None,
+    remote: Annotated[
+        str | None,
+        typer.Option("--remote", metavar="REMOTE", help="Compare with a version of it; alone: check the remote."),
+    ] = None,
+    version: Annotated[
+        int | None,
+        typer.Option("--version", metavar="N", help="The version. [default: the one pulled, or the newest]"),
+    ] = None,
+    deep: Annotated[bool, typer.Option("--deep", help="Fetch and check every byte of the remote.")] = False,
     skip: Skip = None,
+    trusted_key: TrustedKey = None,
+    storage_option: StorageOption = None,
+    limit_rate: LimitRate = None,
 ) -> int:
-    """Read every byte of CHECKPOINT and say whether it holds what it should; 1 if not."""
-    if against is not None and delta is not None:
-        raise UsageError("verify", "--against and --delta exclude each other", hint="leave one of them out")
+    """Read every byte of CHECKPOINT and say whether it holds what it should, 1 if not; or check a remote, 4 if not."""
+    pairs = (("--against", against), ("--delta", delta), ("--remote", remote))
+    given = [name for name, each in pairs if each is not None]
+    if len(given) > 1:
+        raise UsageError("verify", f"{' and '.join(given)} exclude each other", hint="leave one of them out")
+    if remote is None and (version is not None or deep or trusted_key):
+        raise UsageError("verify", "--version, --deep and --trusted-key need --remote", hint="dcr verify --help")
+    if checkpoint is None:
+        if remote is None or version is not None or skip:
+            raise UsageError("verify", "missing argument 'CHECKPOINT'", hint="only a remote is checked without one")
+        return _verify_remote(session, remote, deep, (trusted_key, storage_option, limit_rate))
+    if deep:
+        facts = "--deep checks a remote, not a checkpoint"
+        raise UsageError("verify", facts, hint="dcr verify --remote REMOTE --deep")
     from dcr_cli.report import people
     from dcr_cli.verify import verify as run
 
@@ -123,6 +159,10 @@ def verify(
             path_of(checkpoint, "CHECKPOINT"),
             against=path_of(against, "--against") if against is not None else None,
             delta=path_of(delta, "--delta") if delta is not None else None,
+            remote=remote,
+            version=version,
+            trusted_keys=trusted_key or (),
+            storage_options=storage_options_of(storage_option),
             jobs=session.jobs,
             skip=skip or (),
             progress=progress,
@@ -131,14 +171,54 @@ def verify(
     return session.finish(result, lambda: people.verify_lines(result), answer=result.matches)
 
 
-@command
-def show(session: Session, delta: Delta) -> int:
-    """Check a delta and say what it holds: its states, sizes, encodings, and the tensors that changed most."""
-    from dcr_cli.report import people
-    from dcr_cli.show import show as run
+def _verify_remote(
+    session: Session, remote: str, deep: bool, how: tuple[list[str] | None, list[str] | None, str | None]
+) -> int:
+    from dcr_cli.report import remotes
+    from dcr_cli.verify_remote import verify_remote as run
 
+    trusted_key, storage_option, limit_rate = how
     with session.progress() as progress:
-        result = run(path_of(delta, "DELTA"), jobs=session.jobs, progress=progress)
+        result = run(
+            remote,
+            deep=deep,
+            trusted_keys=trusted_key or (),
+            storage_options=storage_options_of(storage_option),
+            limit_bytes_per_second=bytes_per_second_of(limit_rate),
+            jobs=session.jobs,
+            progress=progress,
+        )
+    return session.finish(result, lambda: remotes.verify_lines(result), answer=result.matches, no=4)
+
+
+@command
+def show(
+    session: Session,
+    delta: Annotated[
+        str, typer.Argument(metavar="DELTA", help="A folder that `dcr diff -o` wrote, or REMOTE@N: its version N.")
+    ],
+    deep: Annotated[
+        bool, typer.Option("--deep", help="Fetch and check all of a remote's version; of a folder that is always done.")
+    ] = False,
+    trusted_key: TrustedKey = None,
+    storage_option: StorageOption = None,
+) -> int:
+    """Check a delta and say what it holds: its states, sizes, encodings, and the tensors that changed most."""
+    from dcr_cli.report import people, remotes
+    from dcr_cli.show import ShowResult, show as run
+
+    path_of(delta, "DELTA")
+    with session.progress() as progress:
+        result = run(
+            delta,
+            deep=deep,
+            trusted_keys=trusted_key or (),
+            storage_options=storage_options_of(storage_option),
+            jobs=session.jobs,
+            progress=progress,
+        )
+    if not isinstance(result, ShowResult):
+        return session.finish(result, lambda: remotes.show_anchor_lines(result))
     return session.finish(result, lambda: people.show_lines(result, verbose=session.options.verbose))
 
 

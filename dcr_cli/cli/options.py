@@ -75,6 +75,14 @@ LimitRate = Annotated[
 ]
 Checkpoint = Annotated[str, typer.Argument(metavar="CHECKPOINT", help="A folder of *.safetensors shards.")]
 Delta = Annotated[str, typer.Argument(metavar="DELTA", help="A folder that `dcr diff -o` wrote.")]
+Remote = Annotated[str, typer.Argument(metavar="REMOTE", help="A folder, or an address such as s3://bucket/path.")]
+SingleWriter = Annotated[
+    bool, typer.Option("--single-writer", help="Nothing else ever writes there; no exclusive create is needed.")
+]
+TrustedKey = Annotated[
+    list[str] | None,
+    typer.Option("--trusted-key", metavar="KEY", help="A public key, or a file with it; may be repeated."),
+]
 Encoding = Literal["auto", "context", "gap", "whole"]
 
 

@@ -10,6 +10,8 @@ from dcr_cli.cli.options import (
     Checkpoint,
     Encoding,
     LimitRate,
+    Remote,
+    SingleWriter,
     Skip,
     StorageOption,
     bytes_per_second_of,
@@ -20,11 +22,7 @@ from dcr_cli.cli.options import (
 from dcr_cli.cli.quantities import seconds_of
 from dcr_cli.cli.session import Session
 
-Remote = Annotated[str, typer.Argument(metavar="REMOTE", help="A folder, or an address such as s3://bucket/path.")]
 Timeout = Annotated[str, typer.Option("--timeout", metavar="DURATION", help="How long to wait for receivers.")]
-SingleWriter = Annotated[
-    bool, typer.Option("--single-writer", help="Nothing else ever writes there; no exclusive create is needed.")
-]
 SignKey = Annotated[str | None, typer.Option("--sign-key", metavar="FILE", help="Sign with this Ed25519 private key.")]
 
 

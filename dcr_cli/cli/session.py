@@ -60,10 +60,12 @@ class Session:
         lines: Callable[[], Iterable[Line]],
         *,
         answer: bool = True,
+        no: int = 1,
         leave_out: tuple[str, ...] = (),
     ) -> int:
-        """Report a result; `answer` says whether the command's question was answered with yes."""
-        code = 0 if answer else 1
+        """Report a result; `answer` says whether the command's question was answered with yes, `no` the exit code if it
+        was not."""
+        code = 0 if answer else no
         if self.options.json:
             from dcr_cli.report import documents
 

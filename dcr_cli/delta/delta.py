@@ -6,53 +6,34 @@ Payloads are PayloadReader's matter; a base is needed for nothing here.
 from __future__ import annotations
 
 import os
+import shlex
 import stat
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
 from dcr_cli.arguments import check_path
-from dcr_cli.checkpoint.digest import DIGEST_BYTES, content_digest, files_digest, object_digest
+from dcr_cli.checkpoint.digest import object_digest
 from dcr_cli.checkpoint.folder import Files, identity_of
 from dcr_cli.checkpoint.header import file_kind
-from dcr_cli.delta.commit import Commit, decode_commit, open_digests, open_manifest
-from dcr_cli.delta.document import CONTENT_LIMIT, COPY_DELTA
+from dcr_cli.delta.commit import decode_commit
+from dcr_cli.delta.document import COPY_DELTA
+from dcr_cli.delta.documents import OBJECT_LIMIT, Documents, decode_documents
 from dcr_cli.delta.line import COMMIT_LIMIT
-from dcr_cli.delta.manifest import Manifest, TensorRow
 from dcr_cli.delta.output import COMMIT_NAME, DIGESTS_NAME, MANIFEST_NAME, PAYLOADS_NAME
 from dcr_cli.errors import DamagedError, LocalError, NotFoundError, hint_of
 
-# What zstd makes of content that cannot be compressed is larger than it by less than this.
-_OBJECT_LIMIT = CONTENT_LIMIT + (CONTENT_LIMIT >> 7)
-
-
+# What lies in a remote that is a folder.
+REMOTE_NAME = "dcr.json"
 _MAKE = "dcr diff BASE TARGET -o DELTA makes one"
 
 
 @dataclass(frozen=True, slots=True)
-class Delta:
-    """The documents of a delta. `digests` are those of its tensors without pieces, in order."""
+class Delta(Documents):
+    """The documents of the delta in a folder."""
 
     folder: Path
-    commit: Commit
     commit_blake3: bytes
-    manifest: Manifest
-    digests: NDArray[np.uint8]
     document_bytes: int
-
-    def tensors(self) -> Iterator[tuple[TensorRow, bytes]]:
-        """All tensors of the target in canonical order, each with the 16 bytes of its digest."""
-        others = self.digests.tobytes()
-        place = 0
-        for row in self.manifest.tensors:
-            if row.digest is not None:
-                yield row, row.digest
-            else:
-                yield row, others[place : place + DIGEST_BYTES]
-                place += DIGEST_BYTES
 
 
 def open_delta(folder: str | os.PathLike[str], *, if_checkpoint: str = _MAKE) -> Delta:
@@ -68,14 +49,10 @@ def open_delta(folder: str | os.PathLike[str], *, if_checkpoint: str = _MAKE) ->
     _check_folder(root, if_checkpoint)
     commit_object = _read(root, COMMIT_NAME, COMMIT_LIMIT)
     commit = decode_commit(commit_object, str(root / COMMIT_NAME))
-    manifest_object = _read(root, MANIFEST_NAME, _OBJECT_LIMIT)
-    manifest = open_manifest(commit, manifest_object, str(root / MANIFEST_NAME))
-    digests_object = _read(root, DIGESTS_NAME, _OBJECT_LIMIT)
-    digests = open_digests(commit, manifest, digests_object, str(root / DIGESTS_NAME))
-    size = len(commit_object) + len(manifest_object) + len(digests_object)
-    delta = Delta(root, commit, object_digest(commit_object), manifest, digests, size)
-    _check_target(delta)
-    return delta
+    manifest, digests = ((str(root / name), _read(root, name, OBJECT_LIMIT)) for name in (MANIFEST_NAME, DIGESTS_NAME))
+    documents = decode_documents(commit, manifest, digests)
+    size = len(commit_object) + len(manifest[1]) + len(digests[1])
+    return Delta(commit, documents.manifest, documents.digests, root, object_digest(commit_object), size)
 
 
 def _check_folder(root: Path, if_checkpoint: str) -> None:
@@ -95,6 +72,8 @@ def _check_folder(root: Path, if_checkpoint: str) -> None:
     facts, hint = f"holds no delta: it has no {COMMIT_NAME}", _MAKE
     if any(name.endswith(".safetensors") for name in names):
         facts, hint = f"{facts}; it is a checkpoint", if_checkpoint
+    elif REMOTE_NAME in names:
+        facts, hint = f"{facts}; it is a remote", f"dcr show {shlex.quote(str(root))}@N shows its version N"
     raise NotFoundError(str(root), facts, hint=hint)
 
 
@@ -112,13 +91,3 @@ def _read(root: Path, name: str, limit: int) -> bytes:
         raise DamagedError(what, f"has {status.st_size} bytes, at most {limit} are allowed")
     with Files(root, {name: identity_of(status)}) as files:
         return files.read_file(name)
-
-
-def _check_target(delta: Delta) -> None:
-    """The rows must make up the state that the commit calls its target."""
-    what = str(delta.folder / MANIFEST_NAME)
-    content = content_digest((row.name, row.dtype, row.shape, digest) for row, digest in delta.tensors())
-    if content != delta.commit.target.content:
-        raise DamagedError(what, "its tensors do not make up the content digest of the commit's target")
-    if files_digest((file.path, file.kind, file.blake3) for file in delta.manifest.files) != delta.commit.target.files:
-        raise DamagedError(what, "its files do not make up the files digest of the commit's target")

@@ -206,7 +206,7 @@ class Installation:
         self._receiver.write_marker(
             Marker(
                 commits=(key,),
-                deltas=(),
+                deltas=(self._request.origin,),
                 base=_ANY,
                 target=state,
                 mode=INSTALL,

@@ -12,10 +12,12 @@ from dcr_cli.delta.payload import payload_name
 from dcr_cli.errors import UsageError
 
 HISTORY_KEY, HINT_KEY = "dcr.json", "next.json"
+PRUNE_KEY = "prune.json"
 COMMITS, VERSIONS, ANCHORS, ACKNOWLEDGEMENTS = "commits/", "versions/", "anchors/", "acks/"
 STAGED, APPLIED = "staged", "applied"
 MOST_VERSION = 9_999_999_999
 ID_DIGITS = 32
+_PARTS = "parts/"
 
 _ID = re.compile(rf"[0-9a-f]{{{ID_DIGITS}}}")
 _NUMBER = r"((?!0{10})[0-9]{10})"
@@ -95,7 +97,7 @@ def payload_key(place: Place, index: int) -> str:
 
 def part_key(place: Place, name: str) -> str:
     """The key of what one rank of several has published of a version."""
-    return f"{VERSIONS}{place}/parts/{name}"
+    return f"{VERSIONS}{place}/{_PARTS}{name}"
 
 
 def place_of_version(key: str) -> tuple[Place, str] | None:
@@ -107,6 +109,11 @@ def place_of_version(key: str) -> tuple[Place, str] | None:
 def is_payload(rest: str) -> bool:
     """Whether the rest of a version's key is that of a payload."""
     return rest.startswith(f"{PAYLOADS_NAME}/")
+
+
+def is_part(rest: str) -> bool:
+    """Whether the rest of a version's key is that of what one rank has published."""
+    return rest.startswith(_PARTS)
 
 
 def anchor_key(place: Place) -> str:

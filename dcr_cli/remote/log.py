@@ -5,6 +5,7 @@ It is read by get alone. What is in a version is not its business.
 
 from __future__ import annotations
 
+import shlex
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -67,6 +68,14 @@ class Log:
         published = self.read(version)
         if published is None:
             raise NotFoundError(f"{self._store.shown}/{commit_key(version)}", f"there is no version {version}")
+        return published
+
+    def find(self, version: int) -> Published:
+        """Read a commit that somebody asks for; NotFoundError if there is none, 0 being the newest where none is."""
+        published = self.read(version, is_denied_absent=True) if version else None
+        if published is None:
+            facts = f"there is no version {version}" if version else "holds no versions"
+            raise NotFoundError(self._store.shown, facts, hint=f"dcr log {shlex.quote(self._store.shown)}")
         return published
 
     def newest(self, known: int) -> int:

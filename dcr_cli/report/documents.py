@@ -17,16 +17,8 @@ if TYPE_CHECKING:
 
 def of_result(result: DataclassInstance, *, leave_out: tuple[str, ...] = ()) -> dict[str, Any]:
     """List a result's fields as plain values."""
-    from dcr_cli.checkpoint.digest import State, blake3_text
-
-    document = {}
-    for field in dataclasses.fields(result):
-        value = getattr(result, field.name)
-        if isinstance(value, State):
-            document[field.name] = {"content": blake3_text(value.content), "files": blake3_text(value.files)}
-        elif field.name not in leave_out:
-            document[field.name] = _plain(value)
-    return document
+    fields = (field.name for field in dataclasses.fields(result) if field.name not in leave_out)
+    return {name: _plain(getattr(result, name)) for name in fields}
 
 
 def to_text(document: Mapping[str, Any]) -> str:
@@ -35,6 +27,10 @@ def to_text(document: Mapping[str, Any]) -> str:
 
 
 def _plain(value: Any) -> Any:
+    from dcr_cli.checkpoint.digest import State, blake3_text
+
+    if isinstance(value, State):
+        return {"content": blake3_text(value.content), "files": blake3_text(value.files)}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):

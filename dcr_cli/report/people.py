@@ -18,10 +18,11 @@ if TYPE_CHECKING:
     from dcr_cli.diff import DiffResult
     from dcr_cli.inspect import InspectResult
     from dcr_cli.receiver.apply_result import ApplyResult
-    from dcr_cli.show import ShowResult
+    from dcr_cli.show import ShownVersion, ShowResult
     from dcr_cli.verify import TensorDifference, VerifyResult
 
 MOST_LISTED = 20
+KEY_DIGITS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +203,8 @@ def verify_lines(result: VerifyResult) -> Iterator[Line]:
         return
     yield Line(f"no match: {names([result.checkpoint])} differs from {names([result.reference])}", "bold red")
     for difference in result.differences[:MOST_LISTED]:
-        yield Line(f"  {names([difference.tensor])}: {_difference(difference)}")
+        what = names([difference.tensor]) if difference.kind != "content" else "its tensors together"
+        yield Line(f"  {what}: {_difference(difference)}")
     if len(result.differences) > MOST_LISTED:
         yield Line(f"  and {amount(len(result.differences) - MOST_LISTED, 'more tensor')}; --json lists all")
     if result.missing:
@@ -225,7 +227,8 @@ def _difference(difference: TensorDifference) -> str:
 
 def show_lines(result: ShowResult, *, verbose: bool) -> Iterator[Line]:
     """What the delta leads from and to, what it takes, and the tensors that take most."""
-    yield Line(f"delta {names([result.delta])}: valid", "bold")
+    checked = "valid" if result.is_deep else "its documents are valid; --deep fetches and checks its payloads too"
+    yield Line(f"delta {names([result.delta])}: {checked}", "bold")
     yield from facts(_show_facts(result))
     rows = result.rows if verbose else result.rows[:10]
     if rows:
@@ -256,6 +259,8 @@ def _at_most(bound_elements: int) -> str:
 
 
 def _show_facts(result: ShowResult) -> Iterator[tuple[str, str]]:
+    if result.version is not None:
+        yield from version_facts(result.version)
     yield "base", state(result.base)
     yield "target", state(result.target)
     takes = f"{size(result.delta_bytes)}, {share(result.delta_bytes, result.dense_bytes)} of a full copy"
@@ -278,6 +283,14 @@ def _show_facts(result: ShowResult) -> Iterator[tuple[str, str]]:
         yield "", f"{len(result.removed_files):,} removed: {names(result.removed_files)}"
     if result.skipped:
         yield "skipped", names(result.skipped)
+
+
+def version_facts(version: ShownVersion) -> Iterator[tuple[str, str]]:
+    """Which version of a remote it is."""
+    created, publisher = (names([text]) if text else "-" for text in (version.created, version.publisher))
+    yield "version", f"{version.version}, id {version.id}, made {created} by {publisher}"
+    if version.signers:
+        yield "signed by", ", ".join(key[:KEY_DIGITS] for key in version.signers)
 
 
 def inspect_lines(result: InspectResult) -> Iterator[Line]:

@@ -34,6 +34,11 @@ class Location:
     query: str = field(default="", repr=False)
 
 
+def is_url(text: str) -> bool:
+    """Whether a text is an address and no path."""
+    return _PROTOCOL.match(text) is not None
+
+
 def locate(url: str | os.PathLike[str]) -> Location:
     """Take an address apart; a path is one without a protocol."""
     text = os.fspath(url)
