@@ -517,6 +517,11 @@ def test_only_listed_receivers_count(steps: list[Path], remote: Path, keys: tupl
     with pytest.raises(ConflictError, match="0 of 1"):
         commit(remote, quorum=1, receivers=[str(keys[0].with_suffix(".pub"))])
     acknowledge(remote, prepared, "host", STAGED, keys[0])
+    acknowledge(remote, prepared, "host-again", APPLIED, keys[0])
+    newer = remote / "acks" / f"{Place(2, str(prepared.id))}" / "newer.staged"
+    newer.write_bytes(b'{"format":"dcr-2","requires":[]}\n')
+    with pytest.raises(ConflictError, match="1 of 2"):
+        commit(remote, quorum=2, receivers=[str(keys[0].with_suffix(".pub"))])
     assert commit(remote, quorum=1, receivers=[str(keys[0].with_suffix(".pub"))]).staged == ("host",)
 
 

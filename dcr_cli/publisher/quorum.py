@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from dcr_cli.errors import ConflictError, DamagedError
+from dcr_cli.errors import ConflictError, DamagedError, UnsupportedError
 from dcr_cli.remote.acknowledgement import ACKNOWLEDGEMENT_KIND, read_acknowledgement
-from dcr_cli.remote.keys import APPLIED, acknowledgements_prefix, place_of_acknowledgement
+from dcr_cli.remote.keys import APPLIED, AcknowledgementPlace, acknowledgements_prefix, place_of_acknowledgement
 from dcr_cli.remote.signing import Trust
 from dcr_cli.remote.version import Version
 from dcr_cli.store.store import Store
@@ -20,7 +20,8 @@ _FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 0.2, 5.0
 class Quorum:
     """How many receivers have to be how far, and how long to wait for them.
 
-    One that is at a version has staged it too. With `trust`, only those count whose acknowledgements it has signed.
+    One that is at a version has staged it too. With `trust`, only acknowledgements count that one of its keys has signed,
+    and each key counts once, whatever names its holder uses.
     `clock` and `sleep` are there for tests.
     """
 
@@ -36,7 +37,7 @@ def wait_for(store: Store, version: Version, quorum: Quorum, *, is_committed: bo
     """Wait until so many receivers have acknowledged a version: their names. ConflictError if time is up before."""
     began = quorum.clock()
     wait = _FIRST_WAIT_SECONDS
-    known: dict[str, bool] = {}
+    known: dict[str, tuple[bytes | str, ...]] = {}
     while True:
         names = _acknowledged(store, version, quorum, known)
         if len(names) >= quorum.count:
@@ -51,25 +52,29 @@ def wait_for(store: Store, version: Version, quorum: Quorum, *, is_committed: bo
         wait = min(2 * wait, _LONGEST_WAIT_SECONDS)
 
 
-def _acknowledged(store: Store, version: Version, quorum: Quorum, known: dict[str, bool]) -> tuple[str, ...]:
-    """The receivers whose acknowledgements count; `known` is what was found out about each object."""
-    names = set()
+def _acknowledged(
+    store: Store, version: Version, quorum: Quorum, known: dict[str, tuple[bytes | str, ...]]
+) -> tuple[str, ...]:
+    """The receivers that count, by name; `known` is who is behind each acknowledgement that was read."""
+    by_voice: dict[bytes | str, str] = {}
     for entry in store.list(acknowledgements_prefix(version.place)):
         place = place_of_acknowledgement(entry.key)
         if place is None or place.stage not in (quorum.stage, APPLIED):
             continue
         if entry.key not in known:
-            try:
-                found = read_acknowledgement(store, place)
-            except DamagedError:
-                # Whoever may acknowledge may write anything; that is no reason not to count the others.
-                found = None
-            known[entry.key] = (
-                found is not None
-                and found[0].history == version.history
-                and found[0].target == version.target
-                and (not quorum.trust.is_asked_for or bool(quorum.trust.signers(found[1], ACKNOWLEDGEMENT_KIND)))
-            )
-        if known[entry.key]:
-            names.add(place.receiver)
-    return tuple(sorted(names))
+            known[entry.key] = _voices(store, version, place, quorum.trust)
+        for voice in known[entry.key]:
+            by_voice.setdefault(voice, place.receiver)
+    return tuple(sorted(by_voice.values()))
+
+
+def _voices(store: Store, version: Version, place: AcknowledgementPlace, trust: Trust) -> tuple[bytes | str, ...]:
+    """Whose word an acknowledgement is: the keys that signed it, or where none has to, the receiver's name."""
+    try:
+        found = read_acknowledgement(store, place)
+    except (DamagedError, UnsupportedError):
+        # Whoever may acknowledge may write anything; that is no reason not to count the others.
+        return ()
+    if found is None or (found[0].history, found[0].target) != (version.history, version.target):
+        return ()
+    return trust.signers(found[1], ACKNOWLEDGEMENT_KIND) if trust.is_asked_for else (place.receiver,)
