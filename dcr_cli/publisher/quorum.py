@@ -20,9 +20,8 @@ _FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 0.2, 5.0
 class Quorum:
     """How many receivers have to be how far, and how long to wait for them.
 
-    One that is at a version has staged it too. With `trust`, only acknowledgements count that one of its keys has signed,
-    and each key counts once, whatever names its holder uses.
-    `clock` and `sleep` are there for tests.
+    One that is at a version has staged it too. With `trust`, only acknowledgements count that one of its keys has
+    signed, and each key counts once, whatever names its holder uses. `clock` and `sleep` are there for tests.
     """
 
     count: int
