@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -24,6 +26,7 @@ from dcr_cli.store.location import locate
 from dcr_cli.store.memory import MemoryBackend
 from dcr_cli.store.opening import open_store
 from dcr_cli.store.store import Store
+from faults import StoppedError
 from paramiko_server import paramiko_server, taking_at_most
 from store_contract import BIG, MOST, Clock
 from store_servers import Bucket, bucket_server
@@ -330,6 +333,22 @@ class TestObjects:
         bucket.objects["/bucket/pre/e//f"] = b"1"
         with pytest.raises(TransportError, match="cannot be listed"):
             store.list()
+
+    @pytest.mark.parametrize("size", [1, len(BIG)])
+    def test_signals_are_heard_while_a_server_is_silent(self, bucket: Bucket, clock: Clock, size: int) -> None:
+        def stop(number: int, frame: object) -> None:
+            raise StoppedError
+
+        bucket.delay_seconds = 3.0
+        before = signal.signal(signal.SIGALRM, stop)
+        began = time.monotonic()
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.2)
+            with pytest.raises(StoppedError):
+                s3(bucket, clock).put("a", io.BytesIO(BIG[:size]))
+        finally:
+            signal.signal(signal.SIGALRM, before)
+        assert time.monotonic() - began < 2.5
 
     def test_what_a_head_cannot_say_is_asked_again(self, bucket: Bucket, clock: Clock) -> None:
         bucket.objects["/bucket/pre/a"] = b"12345"

@@ -8,9 +8,11 @@ only it can send one of them again. Its threads do not outlive a fork, after whi
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from importlib import import_module
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
 import obstore
@@ -222,7 +224,30 @@ def _asked(call: Callable[[], T]) -> T:
             hint="start processes by spawn, or open stores after the fork only",
         )
     try:
-        return call()
+        return _heard(call)
     except (BaseError, FileNotFoundError) as error:
         fault = fault_of(error)
     raise fault
+
+
+def _heard(call: Callable[[], T]) -> T:
+    """Return what `call` returns, so that signals are heard meanwhile: the library keeps its thread until it is done.
+
+    Python handles signals in the main thread, so the call is another one's there. After a signal that ends the waiting
+    it goes on, and what it asks for may be done all the same.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return call()
+    outcome: SimpleQueue[tuple[list[T], BaseException | None]] = SimpleQueue()
+
+    def work() -> None:
+        try:
+            outcome.put(([call()], None))
+        except BaseException as error:
+            outcome.put(([], error))
+
+    threading.Thread(target=work, daemon=True).start()
+    values, error = outcome.get()
+    if error is not None:
+        raise error
+    return values[0]
