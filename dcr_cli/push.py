@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from dcr_cli.advance import advance
 from dcr_cli.apply import Way, apply_chain
 from dcr_cli.arguments import check_path
 from dcr_cli.checkpoint.checkpoint import Checkpoint, open_checkpoint
@@ -25,6 +26,7 @@ from dcr_cli.diff import DiffResult, diff_into
 from dcr_cli.durable import Folder
 from dcr_cli.errors import ConflictError, NotFoundError, UsageError, WrongBaseError
 from dcr_cli.fetch.position import position_at
+from dcr_cli.fetch.wish import make_wish
 from dcr_cli.publisher.anchors import AnchorPlan, PublishedAnchor, publish_anchor
 from dcr_cli.publisher.baseline import Baseline, default_baseline
 from dcr_cli.publisher.committing import Author, Outcome
@@ -32,6 +34,7 @@ from dcr_cli.publisher.outgoing import Outgoing, begin_anchor, drop_outgoing, ou
 from dcr_cli.publisher.publication import Publication
 from dcr_cli.publisher.quorum import Quorum, wait_for
 from dcr_cli.receiver.change import IN_PLACE
+from dcr_cli.receiver.gather import Effort
 from dcr_cli.remote.anchor import Anchor
 from dcr_cli.remote.history import ENCODINGS, History, encode_history, read_history
 from dcr_cli.remote.keys import APPLIED, HISTORY_KEY, Place, new_id
@@ -157,7 +160,7 @@ def push(
         remote, storage_options, is_single_writer=single_writer, limit_bytes_per_second=limit_bytes_per_second
     ) as store:
         author = Author(publisher, created, key)
-        run = _Push(store, source, options, author, _Effort(threads(jobs), progress))
+        run = _Push(store, source, options, author, Effort(threads(jobs), progress))
         result = run.run()
         if wait_applied is not None and run.published is not None:
             wanted = Quorum(wait_applied, APPLIED, timeout_seconds)
@@ -166,16 +169,10 @@ def push(
         return result
 
 
-@dataclass(frozen=True, slots=True)
-class _Effort:
-    jobs: int
-    progress: Progress | None
-
-
 class _Push:
     """One push, from what the remote holds to the baseline that has moved on."""
 
-    def __init__(self, store: Store, source: Checkpoint, options: PushOptions, author: Author, effort: _Effort) -> None:
+    def __init__(self, store: Store, source: Checkpoint, options: PushOptions, author: Author, effort: Effort) -> None:
         self._store = store
         self._source = source
         self._options = options
@@ -255,7 +252,7 @@ class _Push:
         if self._options.base is not None:
             return open_checkpoint(self._options.base, skip=self._source.skipped, what="base")
         if not (baseline.has_checkpoint and self._knows_its_version(log, baseline, head)):
-            self._adopt(log, baseline, head)
+            self._begin_baseline(log, baseline, head)
         position = baseline.position()
         if position is not None and position.version < head.version.number:
             self._catch_up(baseline, head)
@@ -277,8 +274,9 @@ class _Push:
             baseline.move_to(position_at(published, self._store.shown))
         return published is not None
 
-    def _adopt(self, log: Log, baseline: Baseline, head: Published) -> None:
-        """Make the baseline from the checkpoint itself, if it is at one of the newest versions."""
+    def _begin_baseline(self, log: Log, baseline: Baseline, head: Published) -> None:
+        """Make the baseline from the checkpoint itself, if it is at one of the newest versions; one that was begun and
+        whose checkpoint is another now comes from the remote."""
         state, _ = self._read_source()
         published = log.find_state(state, head.version.number)
         if published is not None:
@@ -286,13 +284,22 @@ class _Push:
                 self._fill(baseline)
                 baseline.move_to(position_at(published, self._store.shown))
             return
+        if baseline.is_begun and not self._options.dry_run:
+            baseline.empty()
+            self._catch_up(baseline, head)
+            return
         facts = f"holds history {log.history}, and neither a baseline nor {self._source.root} is at a version of it"
         hint = "give --base, a checkpoint at its newest version, or --no-delta, or use another address"
         raise WrongBaseError(self._store.shown, facts, hint=hint)
 
     def _catch_up(self, baseline: Baseline, head: Published) -> None:
         """Bring the baseline to the newest version, as any receiver."""
-        raise WrongBaseError(str(baseline.path), f"is behind version {head.version.number}")
+        if self._options.dry_run:
+            facts = f"is behind version {head.version.number}, and a dry run does not bring it there"
+            raise WrongBaseError(str(baseline.path), facts, hint="dcr push without --dry-run does")
+        wish = make_wish(self._effort, version=head.version.number, mode=IN_PLACE)
+        advance(self._store, baseline.path, wish)
+        baseline.make_whole()
 
     def _compare_without_doing(self, history: History, base: Checkpoint, head: Published) -> PushResult:
         with DeltaOutput(None, outside=(), dry_run=True) as sink:

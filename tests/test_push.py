@@ -187,6 +187,33 @@ def test_no_baseline_and_an_unknown_checkpoint(steps: list[Path], remote: Path) 
     assert tree(remote) == before
 
 
+def test_a_baseline_that_is_behind(steps: list[Path], remote: Path, tmp_path: Path) -> None:
+    push(steps[0], remote, baseline=tmp_path / "one")
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    push(steps[1], remote, baseline=tmp_path / "two")
+    push(steps[2], remote, baseline=tmp_path / "two")
+    result = push(steps[3], remote, baseline=tmp_path / "one")
+    assert (result.version, result.base_version) == (4, 3)
+    assert tree(tmp_path / "one") == tree(steps[3])
+    assert build_all(remote, tmp_path / "scratch") == [tree(step) for step in steps[:4]]
+
+
+def test_a_baseline_that_has_lost_its_note(steps: list[Path], remote: Path) -> None:
+    push(steps[0], remote)
+    (baseline_of(steps[0]) / ".dcr/remote.json").unlink()
+    assert push(steps[1], remote).version == 2
+
+
+def test_a_baseline_that_is_half_made(steps: list[Path], remote: Path, tmp_path: Path) -> None:
+    push(steps[0], remote)
+    baseline = baseline_of(steps[0])
+    next(baseline.glob("*.safetensors")).unlink()
+    (baseline / ".dcr/filling").write_bytes(b"")
+    (baseline / ".dcr/remote.json").unlink()
+    assert push(steps[1], remote).version == 2
+    assert tree(baseline) == tree(steps[1])
+
+
 def test_a_break(steps: list[Path], remote: Path, tmp_path: Path) -> None:
     push(steps[0], remote)
     shutil.rmtree(steps[0].parent / ".dcr-baseline")

@@ -76,6 +76,11 @@ class Baseline:
         """Whether a checkpoint lies in it, all of it; without, it only keeps what is being sent."""
         return self.root.names() != [STATE_FOLDER] and self.home.status(_FILLING) is None
 
+    @property
+    def is_begun(self) -> bool:
+        """Whether it was begun and is not whole."""
+        return self.home.status(_FILLING) is not None
+
     def position(self) -> Position | None:
         return read_position(self.home)
 
@@ -93,7 +98,7 @@ class Baseline:
 
         What it held goes first, and with it its position. ConflictError if `source` changes meanwhile.
         """
-        self._empty()
+        self.empty()
         with open_folder(source.root) as folder:
             self._copy_all(folder, source)
         with source.reader() as reader:
@@ -102,19 +107,20 @@ class Baseline:
 
     def link(self, source: Checkpoint, *, jobs: int, progress: Progress | None = None) -> State:
         """Make its files second names of those of `source`: the state that it is then in."""
-        self._empty()
+        self.empty()
         self._link_all(source)
         return self._read_anew(source, jobs, progress)
 
     def relink(self, source: Checkpoint, delta: Delta) -> None:
         """Make its files second names of those of `source`, which is at the target of `delta` and was just read."""
-        self._empty()
+        self.empty()
         self._link_all(source)
         tensors = [TensorRecord(row.name, row.dtype, row.shape, digest) for row, digest in delta.tensors()]
         files = [FileDigest(row.path, row.kind, row.size, row.blake3) for row in delta.manifest.files]
         self._record(delta.commit.target.content, tensors, files, source.skipped)
 
-    def _empty(self) -> None:
+    def empty(self) -> None:
+        """Remove the checkpoint that it holds, and say, durably, that it holds none until it is whole again."""
         self.home.replace_file(_FILLING, b"")
         self.home.remove(POSITION_NAME, missing_ok=True)
         for name in self.root.names():
@@ -135,7 +141,11 @@ class Baseline:
     ) -> None:
         identities = identities_now(self.root, [file.path for file in files])
         write_record(self.home, content, tensors, files, identities, skipped, mode=PRIVATE_FILE_MODE)
-        self.home.remove(_FILLING)
+        self.make_whole()
+
+    def make_whole(self) -> None:
+        """Say that all of a checkpoint lies in it."""
+        self.home.remove(_FILLING, missing_ok=True)
         self.home.sync()
 
     def check_room(self, needed_bytes: int, files: int) -> None:
