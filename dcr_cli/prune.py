@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,8 @@ from dcr_cli.store.opening import open_store
 from dcr_cli.store.store import Store
 
 Progress = Callable[[str, int, int], None]
+# So many commits are asked for at once.
+_AT_ONCE = 16
 KEEP, KEEP_WITHIN_SECONDS, LEASE_SECONDS = 64, 24 * 3600.0, 7 * 24 * 3600.0
 
 
@@ -119,7 +122,9 @@ def _look(store: Store, log: Log, now: float | None) -> Facts:
     listing = sort_entries(store.list())
     hint = read_hint(store)
     head = log.newest(max(listing.commits, default=0))
-    published = {version: log.require(version) for version in sorted(_versions_of(listing, head) | ({head} - {0}))}
+    versions = sorted(_versions_of(listing, head) | ({head} - {0}))
+    with ThreadPoolExecutor(_AT_ONCE, "dcr-prune") as pool:
+        published = dict(zip(versions, pool.map(log.require, versions), strict=True))
     deltas: set[int] = set()
     anchors: set[int] = set()
     in_doubt: set[int] = set()

@@ -1,4 +1,4 @@
-"""Which objects of a remote a prune removes, and in which order (FORMAT 13.10): decided from values alone.
+"""Which objects of a remote a prune removes, and in which order (FORMAT 13.11): decided from values alone.
 
 What is kept are the newest versions and all young ones, each with a way to it: an anchor and the deltas after it; the
 newest two anchors and the one that the newest commit names; and what receivers that were seen lately need to go on

@@ -418,6 +418,20 @@ class TestLock:
                 lock.keep()
         assert objects.data(PRUNE_KEY) == b"another"
 
+    def test_an_interrupt_lets_go_of_it(
+        self, objects: Objects, pruned: Pruning, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        publish(objects, "aDDD")
+
+        def interrupt(self: Store, key: str) -> None:
+            monkeypatch.undo()
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(Store, "delete", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            pruned(keep=1)
+        assert PRUNE_KEY not in objects.objects
+
     def test_a_failure_lets_go_of_it(self, objects: Objects, pruned: Pruning) -> None:
         publish(objects, "aDDD")
         objects.denied = frozenset({"list"})

@@ -10,7 +10,7 @@ import json
 import secrets
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from types import TracebackType
 from typing import Self
 
@@ -47,12 +47,10 @@ class PruneLock:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if error is None:
-            self._leave()
-        elif isinstance(error, Exception):
-            # What went wrong before is the cause to report.
-            with suppress(DcrError):
-                self._leave()
+        # What went wrong before is the cause to report, not that letting go failed after it.
+        with nullcontext() if error is None else suppress(DcrError):
+            if self._is_ours():
+                self._store.delete(PRUNE_KEY)
 
     def keep(self) -> None:
         """Say from time to time that this prune is alive; ConflictError if another one has taken over."""
@@ -77,10 +75,6 @@ class PruneLock:
             hint = f"if none is at work, remove {PRUNE_KEY} there"
             raise ConflictError(self._what, facts, hint=hint)
         self._store.put(PRUNE_KEY, self._data)
-
-    def _leave(self) -> None:
-        if self._is_ours():
-            self._store.delete(PRUNE_KEY)
 
     def _is_ours(self) -> bool:
         return self._store.get(PRUNE_KEY, most_bytes=_LIMIT) == self._data
