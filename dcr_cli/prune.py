@@ -7,24 +7,27 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from dcr_cli.errors import DamagedError, UsageError
 from dcr_cli.remote.documents import fetch_anchor
-from dcr_cli.remote.hint import PREPARED, STREAMING, read_hint
+from dcr_cli.remote.hint import GIVEN_UP, read_hint
 from dcr_cli.remote.history import require_history
-from dcr_cli.remote.keys import HINT_KEY, Place, anchor_file_key, digests_key, is_payload, place_of_version
+from dcr_cli.remote.keys import Place, anchor_file_key, digests_key, is_payload, place_of_version
 from dcr_cli.remote.listing import Held, Listing, sort_entries
 from dcr_cli.remote.log import Log
 from dcr_cli.remote.prune_lock import PruneLock
 from dcr_cli.remote.version import Published
-from dcr_cli.retention import GRACE_SECONDS, Facts, PrunePlan, Terms, plan_prune
+from dcr_cli.retention import Facts, PrunePlan, Terms, plan_prune
 from dcr_cli.store.opening import open_store
 from dcr_cli.store.store import Store
 
 Progress = Callable[[str, int, int], None]
+# So many commits are asked for at once.
+_AT_ONCE = 16
 KEEP, KEEP_WITHIN_SECONDS, LEASE_SECONDS = 64, 24 * 3600.0, 7 * 24 * 3600.0
 
 
@@ -119,7 +122,9 @@ def _look(store: Store, log: Log, now: float | None) -> Facts:
     listing = sort_entries(store.list())
     hint = read_hint(store)
     head = log.newest(max(listing.commits, default=0))
-    published = {version: log.require(version) for version in sorted(_versions_of(listing, head) | ({head} - {0}))}
+    versions = sorted(_versions_of(listing, head) | ({head} - {0}))
+    with ThreadPoolExecutor(_AT_ONCE, "dcr-prune") as pool:
+        published = dict(zip(versions, pool.map(log.require, versions), strict=True))
     deltas: set[int] = set()
     anchors: set[int] = set()
     in_doubt: set[int] = set()
@@ -130,11 +135,8 @@ def _look(store: Store, log: Log, now: float | None) -> Facts:
         anchor = listing.anchors.get(place)
         if anchor is not None and anchor.document is not None:
             (anchors if _is_whole_anchor(store, each, anchor) else in_doubt).add(version)
-    making = None
-    if hint is not None and hint.history == log.history and hint.place.version > head:
-        age = _age(listing, now)
-        if hint.state == PREPARED or (hint.state == STREAMING and (age is None or age < GRACE_SECONDS)):
-            making = hint.place
+    # Whoever makes it may have been stopped for days, and goes on with what it has sent.
+    is_making = hint is not None and hint.history == log.history and hint.state != GIVEN_UP
     return Facts(
         listing=listing,
         head=head,
@@ -143,7 +145,7 @@ def _look(store: Store, log: Log, now: float | None) -> Facts:
         deltas=frozenset(deltas),
         anchors=frozenset(anchors),
         in_doubt=frozenset(published[version].version.place for version in in_doubt),
-        making=making,
+        making=hint.place if hint is not None and is_making else None,
         leftovers=store.leftovers(),
         now=now,
     )
@@ -153,11 +155,6 @@ def _versions_of(listing: Listing, head: int) -> set[int]:
     """The committed versions of which something is listed beside the commit."""
     places: set[Place] = {*listing.versions, *listing.anchors, *(each.place for each in listing.acknowledgements)}
     return {place.version for place in places if 1 <= place.version <= head}
-
-
-def _age(listing: Listing, now: float | None) -> float | None:
-    entry = listing.root.get(HINT_KEY)
-    return None if entry is None or entry.modified is None or now is None else now - entry.modified
 
 
 def _is_whole_delta(published: Published, held: Held | None) -> bool:

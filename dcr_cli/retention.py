@@ -1,4 +1,4 @@
-"""Which objects of a remote a prune removes, and in which order (FORMAT 13.10): decided from values alone.
+"""Which objects of a remote a prune removes, and in which order (FORMAT 13.11): decided from values alone.
 
 What is kept are the newest versions and all young ones, each with a way to it: an anchor and the deltas after it; the
 newest two anchors and the one that the newest commit names; and what receivers that were seen lately need to go on
@@ -39,8 +39,8 @@ class Facts:
 
     `ids` are those of the committed versions that anything is listed of. `deltas` and `anchors` are the versions whose
     delta, or anchor, is there with all of its objects; `in_doubt` the anchors that are listed and no such. `making` is
-    the version that somebody is making or has prepared, `leftovers` what killed writers began to write. `now` is the
-    store's time, None if it tells none.
+    the version that somebody is said to make or to have prepared, `leftovers` what killed writers began to write. `now`
+    is the store's time, None if it tells none.
     """
 
     listing: Listing
@@ -212,12 +212,14 @@ def _orphans(facts: Facts) -> Iterator[Removal]:
     acknowledged: dict[Place, list[Entry]] = defaultdict(list)
     for word, entry in facts.listing.acknowledgements.items():
         acknowledged[word.place].append(entry)
-    places = {*facts.listing.versions, *facts.listing.anchors, *acknowledged} - {facts.making}
+    places = {*facts.listing.versions, *facts.listing.anchors, *acknowledged}
     for place in sorted(places):
         version, anchor = facts.listing.versions.get(place), facts.listing.anchors.get(place)
         if facts.is_committed(place):
             if anchor is not None and anchor.document is None and _are_old(facts, anchor.others):
                 yield _removal(ORPHAN, anchor, [], True)
+            continue
+        if place == facts.making and place.version > facts.head:
             continue
         held = [each for each in (version, anchor) if each is not None]
         entries = [entry for each in held for entry in each.entries] + acknowledged[place]

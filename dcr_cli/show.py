@@ -152,6 +152,7 @@ def show(
     deep: bool = False,
     trusted_keys: Sequence[str] = (),
     storage_options: Mapping[str, object] | None = None,
+    limit_bytes_per_second: int | None = None,
     jobs: int | None = None,
     progress: Progress | None = None,
 ) -> ShowResult: ...
@@ -164,6 +165,7 @@ def show(
     deep: bool = False,
     trusted_keys: Sequence[str] = (),
     storage_options: Mapping[str, object] | None = None,
+    limit_bytes_per_second: int | None = None,
     jobs: int | None = None,
     progress: Progress | None = None,
 ) -> ShowResult | ShowAnchorResult: ...
@@ -175,6 +177,7 @@ def show(
     deep: bool = False,
     trusted_keys: Sequence[str] = (),
     storage_options: Mapping[str, object] | None = None,
+    limit_bytes_per_second: int | None = None,
     jobs: int | None = None,
     progress: Progress | None = None,
 ) -> ShowResult | ShowAnchorResult:
@@ -187,7 +190,7 @@ def show(
     workers = threads(jobs)
     address = _version_address(delta) if isinstance(delta, str) else None
     if address is not None:
-        with open_store(address[0], storage_options) as store:
+        with open_store(address[0], storage_options, limit_bytes_per_second=limit_bytes_per_second) as store:
             return _show_version(store, address[1], trust_in(trusted_keys), (workers, progress) if deep else None)
     if isinstance(delta, str) and is_url(delta):
         raise UsageError(locate(delta).shown, "is the address of a remote", hint="REMOTE@N is its version N")

@@ -92,6 +92,7 @@ def verify(
     version: int | None = None,
     trusted_keys: Sequence[str] = (),
     storage_options: Mapping[str, object] | None = None,
+    limit_bytes_per_second: int | None = None,
     jobs: int | None = None,
     skip: Sequence[str] = (),
     progress: Progress | None = None,
@@ -122,7 +123,7 @@ def verify(
             return _against_checkpoint(workers, (found, readers[0]), (expected, readers[1]))
         reference: Reference | StateReference
         if remote is not None:
-            with open_store(remote, storage_options) as store:
+            with open_store(remote, storage_options, limit_bytes_per_second=limit_bytes_per_second) as store:
                 reference = reference_of_remote(store, checkpoint, version, trust_in(trusted_keys))
         else:
             reference = reference_of_delta(delta) if delta is not None else _record_of(checkpoint, skip)

@@ -102,6 +102,7 @@ def commands(pair: tuple[Path, Path], delta: Path, tmp_path: Path) -> dict[str, 
         "push": ("push", pair[0], tmp_path / "new-remote"),
         **{name: (name, tmp_path / "remote") for name in ("commit", "log", "status", "prune")},
         "anchor": ("anchor", pair[0], tmp_path / "remote"),
+        "pull": ("pull", tmp_path / "remote", tmp_path / "receiver"),
     }
 
 
@@ -144,7 +145,7 @@ def test_quiet_is_quiet(command: str, run: Run, tiny_pair: tuple[Path, Path], de
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("bare", [False, True])
 def test_json_of_a_failure_is_one_document(command: str, bare: bool, run: Run, tmp_path: Path) -> None:
-    arguments = 2 if command in ("diff", "apply", "push", "anchor") else 1
+    arguments = 2 if command in ("diff", "apply", "push", "pull", "anchor") else 1
     nowhere = [] if bare else [tmp_path / f"nowhere-{number}" for number in range(arguments)]
     ran = run(command, *nowhere, "--json")
     code = 2 if bare else 3

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dcr_cli.cli import main
+from dcr_cli.pull import pull
+from dcr_cli.push import push
 from dcr_cli.remote.hint import PREPARED
 from dcr_cli.remote.keys import STAGED, Place, manifest_key, payload_key
 from dcr_cli.report.remotes import duration, ranges
 from histories import Publisher, id_of, new_remote
+from receivers import fresh_copy, tree
 from strategies import tensor_of, with_changes, write_checkpoint
 
 WEEKS_AGO = 30 * 24 * 3600.0
@@ -128,6 +132,48 @@ def test_verify_and_show(remote: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert code == 4 and len(document["damages"]) == 1
     assert "1 fault" in text(capsys, "verify", "--remote", str(remote), "--deep")
     assert run(capsys, "show", f"{remote}@3", "--deep")[0] == 4
+
+
+def test_what_push_publishes(tiny_pair: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    remote = tmp_path / "remote"
+    source = shutil.copytree(tiny_pair[0], tmp_path / "source")
+    for number in range(4):
+        fresh_copy(tiny_pair[number % 2], source)
+        push(source, remote, anchor_every=2)
+    assert [each["has_anchor"] for each in run(capsys, "log", str(remote))[1]["versions"]] == [False, True, False, True]
+    code, document = run(capsys, "verify", "--remote", str(remote), "--deep")
+    assert code == 0 and (document["checked_deltas"], document["checked_anchors"]) == (3, 2)
+    assert run(capsys, "verify", str(tiny_pair[1]), "--remote", str(remote))[0] == 0
+    assert run(capsys, "show", f"{remote}@2", "--deep")[1]["changed_elements"] == 5
+    code, document = run(capsys, "prune", str(remote), "--keep", "1", "--keep-within", "0s")
+    assert [(each["what"], each["version"]) for each in document["outlived"]] == [("version", 3), ("version", 2)]
+    assert run(capsys, "verify", "--remote", str(remote), "--deep")[0] == 0
+    found = run(capsys, "status", str(remote))[1]
+    assert (found["deltas"], found["anchors"], found["unknown"]) == ([4], [1, 3], [])
+
+
+def test_receivers_go_on_beside_a_prune(
+    tiny_pair: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One that is behind and was seen lately by deltas alone, one that nobody has seen and a new one by the anchor."""
+    remote, source = tmp_path / "remote", tmp_path / "source"
+    receivers = [tmp_path / name for name in ("seen", "unseen", "new")]
+    for version in range(1, 8):
+        push(fresh_copy(tiny_pair[version % 2], source), remote, anchor_every=3)
+        if version == 5:
+            pull(remote, receivers[0], receiver="seen")
+            assert run(capsys, "verify", str(receivers[0]), "--remote", str(remote))[1]["reference"].startswith(
+                "version 5"
+            )
+        if version == 2:
+            pull(remote, receivers[1])
+    assert [each["lag"] for each in run(capsys, "status", str(remote))[1]["receivers"]] == [2]
+    code, document = run(capsys, "prune", str(remote), "--keep", "1", "--keep-within", "0s")
+    assert code == 0 and (document["kept"], document["anchors"]) == ([6, 7], [4, 7])
+    results = [pull(remote, receiver) for receiver in receivers]
+    assert [result.version for result in results] == [7, 7, 7]
+    assert results[0].downloaded_bytes < min(result.downloaded_bytes for result in results[1:])
+    assert all(tree(receiver) == tree(tiny_pair[1]) for receiver in receivers)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from dcr_cli.apply import apply
+from dcr_cli.checkpoint.digest import blake3_text, object_digest
 from dcr_cli.diff import diff
 from dcr_cli.durable import open_folder
 from dcr_cli.errors import DamagedError, NotFoundError, UsageError, WrongBaseError
@@ -340,6 +341,21 @@ class TestVerifyRemote:
         assert verify_remote(published.url).matches
         (found,) = verify_remote(published.url, deep=True).damages
         assert found.facts == "the tensors of its files do not make up the content digest of its target"
+
+    def test_an_anchor_with_another_header(self, published: Published) -> None:
+        """Right in every range, and yet not the file whose header its blake3 is of."""
+        objects = published.objects
+        anchor, files = anchor_of(published.target, place(3))
+        document = json.loads(encode_anchor(anchor))
+        entry = next(each for each in document["files"] if each["kind"] == 1)
+        changed = files[entry["path"]].replace(b'"dtype": ', b'"dtype":\t')
+        entry["ranges"] = [blake3_text(object_digest(changed))]
+        objects.set(anchor_file_key(place(3), entry["path"]), changed)
+        line = json.dumps(document, sort_keys=True, separators=(",", ":")).encode() + b"\n"
+        objects.set(anchor_key(place(3)), line)
+        assert verify_remote(published.url).matches
+        (found,) = verify_remote(published.url, deep=True).damages
+        assert found.facts == "is not the file that the anchor names: its blake3 differs"
 
     def test_the_log(self, published: Published) -> None:
         objects = published.objects

@@ -163,6 +163,7 @@ def verify(
             version=version,
             trusted_keys=trusted_key or (),
             storage_options=storage_options_of(storage_option),
+            limit_bytes_per_second=bytes_per_second_of(limit_rate),
             jobs=session.jobs,
             skip=skip or (),
             progress=progress,
@@ -202,6 +203,7 @@ def show(
     ] = False,
     trusted_key: TrustedKey = None,
     storage_option: StorageOption = None,
+    limit_rate: LimitRate = None,
 ) -> int:
     """Check a delta and say what it holds: its states, sizes, encodings, and the tensors that changed most."""
     from dcr_cli.report import people, remotes
@@ -214,6 +216,7 @@ def show(
             deep=deep,
             trusted_keys=trusted_key or (),
             storage_options=storage_options_of(storage_option),
+            limit_bytes_per_second=bytes_per_second_of(limit_rate),
             jobs=session.jobs,
             progress=progress,
         )

@@ -10,7 +10,7 @@ import json
 import secrets
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from types import TracebackType
 from typing import Self
 
@@ -18,7 +18,7 @@ from dcr_cli.errors import ConflictError, DcrError
 from dcr_cli.remote.keys import PRUNE_KEY
 from dcr_cli.store.store import Store
 
-# It is left behind if something there is so much younger.
+# One that is as old was left by a prune that was killed: one that lives renews its own.
 LEFT_AFTER_SECONDS = 3600.0
 _RENEWED_AFTER_SECONDS = 600.0
 _LIMIT = 1 << 16
@@ -33,11 +33,11 @@ class PruneLock:
     def __init__(self, store: Store, clock: Callable[[], float] = time.monotonic) -> None:
         self._store = store
         self._clock = clock
-        self._data = json.dumps({"owner": secrets.token_hex(16)}).encode() + b"\n"
+        self._owner = secrets.token_hex(16)
         self.now: float | None = None
 
     def __enter__(self) -> Self:
-        if not self._store.put_if_absent(PRUNE_KEY, self._data):
+        if not self._store.put_if_absent(PRUNE_KEY, _encode(self._owner)):
             self._take_over()
         self._renewed = self._clock()
         status = self._store.stat(PRUNE_KEY)
@@ -47,40 +47,56 @@ class PruneLock:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if error is None:
-            self._leave()
-        elif isinstance(error, Exception):
-            # What went wrong before is the cause to report.
-            with suppress(DcrError):
-                self._leave()
+        # What went wrong before is the cause to report, not that letting go failed after it.
+        with nullcontext() if error is None else suppress(DcrError):
+            if self._is_ours():
+                self._store.delete(PRUNE_KEY)
 
     def keep(self) -> None:
         """Say from time to time that this prune is alive; ConflictError if another one has taken over."""
         if self._clock() - self._renewed >= _RENEWED_AFTER_SECONDS:
             if not self._is_ours():
-                raise ConflictError(self._what, "was taken over by another prune", hint="run this one again later")
-            self._store.put(PRUNE_KEY, self._data)
+                raise self._conflict("was taken over by another prune")
+            self._store.put(PRUNE_KEY, _encode(self._owner))
             self._renewed = self._clock()
 
-    @property
-    def _what(self) -> str:
-        return f"{self._store.shown}/{PRUNE_KEY}"
-
     def _take_over(self) -> None:
-        # Nothing may be written to learn what time it is there, but it is no earlier than what the newest object says.
-        modified = {entry.key: entry.modified for entry in self._store.list()}
-        known = [time for time in modified.values() if time is not None]
-        taken = modified.get(PRUNE_KEY)
-        age = max(known) - taken if taken is not None else None
-        if PRUNE_KEY in modified and (age is None or age < LEFT_AFTER_SECONDS):
-            facts = "another prune is at work, or was killed lately"
-            hint = f"if none is at work, remove {PRUNE_KEY} there"
-            raise ConflictError(self._what, facts, hint=hint)
-        self._store.put(PRUNE_KEY, self._data)
+        data, status = self._store.get(PRUNE_KEY, most_bytes=_LIMIT), self._store.stat(PRUNE_KEY)
+        if data is None:
+            raise self._conflict("another prune was at work just now")
+        owner, since = _decode(data)
+        if since is None and status is not None:
+            since = status.modified
+        # What is there is put again, so that the store tells what time it is there; since when it has been, is kept.
+        self._store.put(PRUNE_KEY, _encode(owner, since))
+        status = self._store.stat(PRUNE_KEY)
+        if since is None or status is None or status.modified is None:
+            raise self._conflict("another prune is at work")
+        age = status.modified - since
+        if age < LEFT_AFTER_SECONDS:
+            raise self._conflict(f"another prune is at work, for {age:.0f} s")
+        self._store.put(PRUNE_KEY, _encode(self._owner))
 
-    def _leave(self) -> None:
-        if self._is_ours():
-            self._store.delete(PRUNE_KEY)
+    def _conflict(self, facts: str) -> ConflictError:
+        hint = (
+            f"if none is, it was killed: wait until it is {LEFT_AFTER_SECONDS / 3600:.0f} h old, or remove {PRUNE_KEY}"
+        )
+        return ConflictError(f"{self._store.shown}/{PRUNE_KEY}", facts, hint=hint)
 
     def _is_ours(self) -> bool:
-        return self._store.get(PRUNE_KEY, most_bytes=_LIMIT) == self._data
+        data = self._store.get(PRUNE_KEY, most_bytes=_LIMIT)
+        return data is not None and _decode(data)[0] == self._owner
+
+
+def _encode(owner: str, since: float | None = None) -> bytes:
+    """Who holds a lock; and since when, if somebody else has put it again."""
+    return json.dumps({"owner": owner} | ({"since": since} if since is not None else {})).encode() + b"\n"
+
+
+def _decode(data: bytes) -> tuple[str, float | None]:
+    """Whatever is no lock is that of an owner without a name."""
+    try:
+        document = json.loads(data)
+        return str(document["owner"]), float(document["since"]) if "since" in document else None
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return "", None
