@@ -34,6 +34,8 @@ if TYPE_CHECKING:
         WrongBaseError as WrongBaseError,
     )
     from dcr_cli.inspect import InspectResult as InspectResult, inspect as inspect
+    from dcr_cli.publish import Publisher as Publisher
+    from dcr_cli.push import PushResult as PushResult
     from dcr_cli.show import ShowResult as ShowResult, show as show
     from dcr_cli.verify import VerifyResult as VerifyResult, verify as verify
 
@@ -50,6 +52,8 @@ _HOME_OF = {
     "ShowResult": "show",
     "inspect": "inspect",
     "InspectResult": "inspect",
+    "Publisher": "publish",
+    "PushResult": "push",
     "DcrError": "errors",
     "UsageError": "errors",
     "NotFoundError": "errors",
@@ -74,6 +78,8 @@ __all__ = [
     "InspectResult",
     "LocalError",
     "NotFoundError",
+    "Publisher",
+    "PushResult",
     "ShowResult",
     "TransportError",
     "UnsupportedError",

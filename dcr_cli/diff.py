@@ -22,8 +22,8 @@ from dcr_cli.checkpoint.parts import SIDECAR
 from dcr_cli.checkpoint.patterns import check_recorded_patterns
 from dcr_cli.delta.choice import ALLOWED, Allowed
 from dcr_cli.delta.encoder import PieceEncoder
-from dcr_cli.delta.encoding import BLOCK_BYTES, Encoding, LoadBlock, encode_whole
-from dcr_cli.delta.feed import PieceFeed
+from dcr_cli.delta.encoding import Encoding, LoadBlock
+from dcr_cli.delta.feed import PieceFeed, write_file
 from dcr_cli.delta.manifest import FileRow, Manifest, Piece, RemovedFile, Run, TensorRow
 from dcr_cli.delta.matching import Matching, match
 from dcr_cli.delta.output import DeltaOutput, Sink
@@ -254,16 +254,10 @@ class _Run:
         for facts in target_files:
             runs: tuple[Run, ...] = ()
             if known.get((facts.path, facts.kind)) != facts.blake3:
-                runs = self._write_file(headers.get(facts.path) or self.target_reader.read_file(facts.path))
+                data = headers.get(facts.path) or self.target_reader.read_file(facts.path)
+                runs = write_file(self.sink.writer, data)
             rows.append(FileRow(facts.path, facts.kind, facts.size, facts.blake3, runs))
         return rows, base_files, target_files
-
-    def _write_file(self, data: bytes) -> tuple[Run, ...]:
-        writer = self.sink.writer
-        writer.begin_piece(b"")
-        for start in range(0, max(len(data), 1), BLOCK_BYTES):
-            writer.add_block(encode_whole(np.frombuffer(data[start : start + BLOCK_BYTES], np.uint8)), None)
-        return writer.end_piece()
 
     def _manifest(self, files: list[FileRow], base_files: list[FileDigest]) -> Manifest:
         tensors = []

@@ -228,7 +228,7 @@ class _Push:
         if wanted is not None and set(wanted) != set(history.encodings):
             facts = f"the remote's are {','.join(history.encodings)}, since its first push"
             raise UsageError("--encodings", facts, hint="use another address for other encodings")
-        self._allowed = _allowed(history, self._options.encoding)
+        self._allowed = allowed_in(history, self._options.encoding)
 
     # Publishing
 
@@ -250,11 +250,11 @@ class _Push:
         """The checkpoint that the delta starts from, at the newest version as far as is known without reading it."""
         if self._options.base is not None:
             return open_checkpoint(self._options.base, skip=self._source.skipped, what="base")
-        if not (baseline.has_checkpoint and self._knows_its_version(log, baseline, head)):
+        if not (baseline.has_checkpoint and knows_its_version(baseline, log, head, self._store.shown)):
             self._adopt(log, baseline, head)
         position = baseline.position()
         if position is not None and position.version < head.version.number:
-            self._catch_up(baseline, head)
+            catch_up(baseline, head)
         found = open_checkpoint(baseline.path, what="baseline")
         left_out = open_checkpoint(baseline.path, skip=self._source.skipped, what="baseline")
         gone = found.identities.keys() - left_out.identities.keys()
@@ -262,16 +262,6 @@ class _Push:
             facts = f"leaves out {min(gone)}, which version {head.version.number} has"
             raise UsageError("--skip", facts, hint="--no-delta publishes a version that starts from nothing")
         return left_out
-
-    def _knows_its_version(self, log: Log, baseline: Baseline, head: Published) -> bool:
-        """Whether the baseline is at a version; one that has lost its note of which may be found by its record."""
-        if baseline.position() is not None:
-            return True
-        state = baseline.recorded_state()
-        published = log.find_state(state, head.version.number) if state is not None else None
-        if published is not None:
-            baseline.move_to(position_at(published, self._store.shown))
-        return published is not None
 
     def _adopt(self, log: Log, baseline: Baseline, head: Published) -> None:
         """Make the baseline from the checkpoint itself, if it is at one of the newest versions."""
@@ -285,10 +275,6 @@ class _Push:
         facts = f"holds history {log.history}, and neither a baseline nor {self._source.root} is at a version of it"
         hint = "give --base, a checkpoint at its newest version, or --no-delta, or use another address"
         raise WrongBaseError(self._store.shown, facts, hint=hint)
-
-    def _catch_up(self, baseline: Baseline, head: Published) -> None:
-        """Bring the baseline to the newest version, as any receiver."""
-        raise WrongBaseError(str(baseline.path), f"is behind version {head.version.number}")
 
     def _compare_without_doing(self, history: History, base: Checkpoint, head: Published) -> PushResult:
         with DeltaOutput(None, outside=(), dry_run=True) as sink:
@@ -458,6 +444,22 @@ class _Push:
         )
 
 
+def knows_its_version(baseline: Baseline, log: Log, head: Published, remote: str) -> bool:
+    """Whether a baseline is at a version; one that has lost its note of which may be found by its record."""
+    if baseline.position() is not None:
+        return True
+    state = baseline.recorded_state()
+    published = log.find_state(state, head.version.number) if state is not None else None
+    if published is not None:
+        baseline.move_to(position_at(published, remote))
+    return published is not None
+
+
+def catch_up(baseline: Baseline, head: Published) -> None:
+    """Bring a baseline that is behind to the newest version, as any receiver."""
+    raise WrongBaseError(str(baseline.path), f"is behind version {head.version.number}")
+
+
 def _anchor_parts(anchor: Anchor, data: bytes) -> AnchorParts:
     return AnchorParts(anchor.target, object_digest(data), len(data), len(anchor.files), anchor.bytes)
 
@@ -476,7 +478,7 @@ def _encodings(given: Sequence[str] | None) -> tuple[str, ...] | None:
     return chosen
 
 
-def _allowed(history: History, encoding: str) -> Allowed:
+def allowed_in(history: History, encoding: str) -> Allowed:
     """What a delta may use: what the remote allows, and of that what was asked for."""
     if encoding not in ALLOWED:
         raise UsageError("encoding", f"one of {', '.join(ALLOWED)} expected, found {encoding!r}")

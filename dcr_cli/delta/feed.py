@@ -1,13 +1,20 @@
-"""Hands the scanned blocks of one piece, in order, to the encoder; a piece in which nothing changes is never begun."""
+"""Hands what is written to where it is packed: the scanned blocks of a piece to the encoder, those of a file at once.
+
+A piece in which nothing changes is never begun.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+
 from dcr_cli.checkpoint.header import Dtype
 from dcr_cli.delta.choice import Choice
 from dcr_cli.delta.encoder import PieceDone, PieceEncoder
-from dcr_cli.delta.encoding import Draft, Encoding, LoadBlock
+from dcr_cli.delta.encoding import BLOCK_BYTES, Draft, Encoding, LoadBlock, encode_whole
+from dcr_cli.delta.manifest import Run
+from dcr_cli.delta.payload import PayloadWriter
 from dcr_cli.delta.scan import whole_draft
 
 # How many elements a block that did not change has, and how it is read.
@@ -56,3 +63,11 @@ class PieceFeed:
             self._encoder.add(whole_draft(elements), load)
         else:
             self._encoder.add(None, None)
+
+
+def write_file(writer: PayloadWriter, data: bytes) -> tuple[Run, ...]:
+    """Write all of a file, between two pieces: where its blocks are."""
+    writer.begin_piece(b"")
+    for start in range(0, max(len(data), 1), BLOCK_BYTES):
+        writer.add_block(encode_whole(np.frombuffer(data[start : start + BLOCK_BYTES], np.uint8)), None)
+    return writer.end_piece()
