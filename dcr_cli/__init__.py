@@ -37,7 +37,9 @@ if TYPE_CHECKING:
     from dcr_cli.inspect import InspectResult as InspectResult, inspect as inspect
     from dcr_cli.log import LogResult as LogResult, log as log
     from dcr_cli.prune import PruneResult as PruneResult, prune as prune
+    from dcr_cli.publish import Publisher as Publisher
     from dcr_cli.pull import PullResult as PullResult, pull as pull
+    from dcr_cli.push import PushResult as PushResult
     from dcr_cli.show import ShowAnchorResult as ShowAnchorResult, ShowResult as ShowResult, show as show
     from dcr_cli.status import StatusResult as StatusResult, status as status
     from dcr_cli.verify import VerifyResult as VerifyResult, verify as verify
@@ -69,6 +71,8 @@ _HOME_OF = {
     "StatusResult": "status",
     "prune": "prune",
     "PruneResult": "prune",
+    "Publisher": "publish",
+    "PushResult": "push",
     "DcrError": "errors",
     "UsageError": "errors",
     "NotFoundError": "errors",
@@ -96,7 +100,9 @@ __all__ = [
     "LogResult",
     "NotFoundError",
     "PruneResult",
+    "Publisher",
     "PullResult",
+    "PushResult",
     "ShowAnchorResult",
     "ShowResult",
     "StatusResult",

@@ -20,9 +20,10 @@ from dcr_cli.checkpoint.checkpoint import Checkpoint, FileDigest, Reader, Tensor
 from dcr_cli.checkpoint.digest import State, add, content_digest, digest_bytes, files_digest, no_digest
 from dcr_cli.checkpoint.parts import SIDECAR
 from dcr_cli.checkpoint.patterns import check_recorded_patterns
-from dcr_cli.delta.choice import ALLOWED, Allowed, Choice
+from dcr_cli.delta.choice import ALLOWED, Allowed
 from dcr_cli.delta.encoder import PieceEncoder
-from dcr_cli.delta.encoding import BLOCK_BYTES, Encoding, block_elements, encode_whole
+from dcr_cli.delta.encoding import Encoding, LoadBlock
+from dcr_cli.delta.feed import PieceFeed, write_file
 from dcr_cli.delta.manifest import FileRow, Manifest, Piece, RemovedFile, Run, TensorRow
 from dcr_cli.delta.matching import Matching, match
 from dcr_cli.delta.output import DeltaOutput, Sink
@@ -36,7 +37,6 @@ from dcr_cli.delta.scan import (
     parts_of,
     sample,
     tasks_of,
-    whole_draft,
 )
 from dcr_cli.diff_result import Compared, DiffResult, DiffRow, summarize
 from dcr_cli.errors import UsageError
@@ -108,8 +108,7 @@ class _Row:
     target_digest: NDArray[np.uint32]
     changed: int = 0
     blocks_left: int = 0
-    begun: bool = False
-    unchanged_before: int = 0
+    feed: PieceFeed | None = None
     encoding: Encoding | None = None
     runs: tuple[Run, ...] = ()
 
@@ -223,40 +222,26 @@ class _Run:
         return task[0]
 
     def _take_block(self, row: _Row, scanned: Scanned) -> None:
-        """Hand one block of a row to the encoder; a row in which nothing changes never begins a piece."""
+        """Hand one block of a row to the encoder."""
         if scanned.part.start:
             row.base_digest = add(row.base_digest, scanned.base_digest)
             row.target_digest = add(row.target_digest, scanned.target_digest)
         else:
             row.base_digest, row.target_digest = scanned.base_digest, scanned.target_digest
         row.blocks_left -= 1
-        if scanned.draft is not None:
-            row.changed += scanned.draft.changed
-        whole = row.source is None or self.scanner.is_sent_whole(row.tensor)
-        if scanned.draft is not None and not row.begun:
-            row.begun = True
-            self.encoder.begin(row.tensor.dtype, Choice(Encoding.WHOLE, None) if whole else None)
-            for earlier in range(row.unchanged_before):
-                self._add_unchanged(row, earlier, whole=whole)
-        block = scanned.part.start // block_elements(row.tensor.dtype.width)
-        if not row.begun:
-            row.unchanged_before += 1
-        elif scanned.draft is None:
-            self._add_unchanged(row, block, whole=whole)
-        else:
-            sides = scanned.sides
-            load = partial(self.scanner.load, scanned.part) if sides is None else lambda: sides
-            self.encoder.add(scanned.draft, load)
-        if row.begun and not row.blocks_left:
-            self.encoder.end(partial(_remember, row))
+        if row.feed is None:
+            whole = row.source is None or self.scanner.is_sent_whole(row.tensor)
+            row.feed = PieceFeed(self.encoder, row.tensor.dtype, partial(self._unchanged, row), whole=whole)
+        sides = scanned.sides
+        load = partial(self.scanner.load, scanned.part) if sides is None else lambda: sides
+        row.feed.add(scanned.draft, load)
+        if not row.blocks_left:
+            row.feed.end(partial(_remember, row))
+            row.changed, row.feed = row.feed.changed, None
 
-    def _add_unchanged(self, row: _Row, block: int, *, whole: bool) -> None:
-        """A block without changes takes nothing, unless its piece is whole, where all blocks are written."""
-        if whole:
-            part = block_part(-1, row.source, row.tensor, block)
-            self.encoder.add(whole_draft(part.elements), partial(self.scanner.load, part))
-        else:
-            self.encoder.add(None, None)
+    def _unchanged(self, row: _Row, block: int) -> tuple[int, LoadBlock]:
+        part = block_part(-1, row.source, row.tensor, block)
+        return part.elements, partial(self.scanner.load, part)
 
     def _files(self) -> tuple[list[FileRow], list[FileDigest], list[FileDigest]]:
         """Rows of all files of the target; those that the base has not are written after all pieces."""
@@ -269,16 +254,10 @@ class _Run:
         for facts in target_files:
             runs: tuple[Run, ...] = ()
             if known.get((facts.path, facts.kind)) != facts.blake3:
-                runs = self._write_file(headers.get(facts.path) or self.target_reader.read_file(facts.path))
+                data = headers.get(facts.path) or self.target_reader.read_file(facts.path)
+                runs = write_file(self.sink.writer, data)
             rows.append(FileRow(facts.path, facts.kind, facts.size, facts.blake3, runs))
         return rows, base_files, target_files
-
-    def _write_file(self, data: bytes) -> tuple[Run, ...]:
-        writer = self.sink.writer
-        writer.begin_piece(b"")
-        for start in range(0, max(len(data), 1), BLOCK_BYTES):
-            writer.add_block(encode_whole(np.frombuffer(data[start : start + BLOCK_BYTES], np.uint8)), None)
-        return writer.end_piece()
 
     def _manifest(self, files: list[FileRow], base_files: list[FileDigest]) -> Manifest:
         tensors = []

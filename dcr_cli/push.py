@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from dcr_cli.advance import advance
 from dcr_cli.apply import Way, apply_chain
 from dcr_cli.arguments import check_path
 from dcr_cli.checkpoint.checkpoint import Checkpoint, open_checkpoint
@@ -26,9 +25,9 @@ from dcr_cli.diff import DiffResult, diff_into
 from dcr_cli.durable import Folder
 from dcr_cli.errors import ConflictError, NotFoundError, UsageError, WrongBaseError
 from dcr_cli.fetch.position import position_at
-from dcr_cli.fetch.wish import make_wish
 from dcr_cli.publisher.anchors import AnchorPlan, PublishedAnchor, publish_anchor
 from dcr_cli.publisher.baseline import Baseline, default_baseline
+from dcr_cli.publisher.catching_up import catch_up, knows_its_version
 from dcr_cli.publisher.committing import Author, Outcome
 from dcr_cli.publisher.outgoing import Outgoing, begin_anchor, drop_outgoing, outgoing_path
 from dcr_cli.publisher.publication import Publication
@@ -225,7 +224,7 @@ class _Push:
         if wanted is not None and set(wanted) != set(history.encodings):
             facts = f"the remote's are {','.join(history.encodings)}, since its first push"
             raise UsageError("--encodings", facts, hint="use another address for other encodings")
-        self._allowed = _allowed(history, self._options.encoding)
+        self._allowed = allowed_in(history, self._options.encoding)
 
     # Publishing
 
@@ -251,7 +250,7 @@ class _Push:
         """The checkpoint that the delta starts from, at the newest version as far as is known without reading it."""
         if self._options.base is not None:
             return open_checkpoint(self._options.base, skip=self._source.skipped, what="base")
-        if not (baseline.has_checkpoint and self._knows_its_version(log, baseline, head)):
+        if not (baseline.has_checkpoint and knows_its_version(baseline, log, head, self._store.shown)):
             self._begin_baseline(log, baseline, head)
         position = baseline.position()
         if position is not None and position.version < head.version.number:
@@ -263,16 +262,6 @@ class _Push:
             facts = f"leaves out {min(gone)}, which version {head.version.number} has"
             raise UsageError("--skip", facts, hint="--no-delta publishes a version that starts from nothing")
         return left_out
-
-    def _knows_its_version(self, log: Log, baseline: Baseline, head: Published) -> bool:
-        """Whether the baseline is at a version; one that has lost its note of which may be found by its record."""
-        if baseline.position() is not None:
-            return True
-        state = baseline.recorded_state()
-        published = log.find_state(state, head.version.number) if state is not None else None
-        if published is not None:
-            baseline.move_to(position_at(published, self._store.shown))
-        return published is not None
 
     def _begin_baseline(self, log: Log, baseline: Baseline, head: Published) -> None:
         """Make the baseline from the checkpoint itself, if it is at one of the newest versions; one that was begun and
@@ -293,13 +282,10 @@ class _Push:
         raise WrongBaseError(self._store.shown, facts, hint=hint)
 
     def _catch_up(self, baseline: Baseline, head: Published) -> None:
-        """Bring the baseline to the newest version, as any receiver."""
         if self._options.dry_run:
             facts = f"is behind version {head.version.number}, and a dry run does not bring it there"
             raise WrongBaseError(str(baseline.path), facts, hint="dcr push without --dry-run does")
-        wish = make_wish(self._effort, version=head.version.number, mode=IN_PLACE)
-        advance(self._store, baseline.path, wish)
-        baseline.make_whole()
+        catch_up(self._store, baseline, head, self._effort)
 
     def _compare_without_doing(self, history: History, base: Checkpoint, head: Published) -> PushResult:
         with DeltaOutput(None, outside=(), dry_run=True) as sink:
@@ -492,7 +478,7 @@ def _encodings(given: Sequence[str] | None) -> tuple[str, ...] | None:
     return chosen
 
 
-def _allowed(history: History, encoding: str) -> Allowed:
+def allowed_in(history: History, encoding: str) -> Allowed:
     """What a delta may use: what the remote allows, and of that what was asked for."""
     if encoding not in ALLOWED:
         raise UsageError("encoding", f"one of {', '.join(ALLOWED)} expected, found {encoding!r}")

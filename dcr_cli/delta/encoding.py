@@ -86,7 +86,8 @@ class ContextDraft:
 class Draft:
     """What is kept of a scanned block until its piece has an encoding.
 
-    `changes` are None where they would take much memory; then the block is read again.
+    `changes` are None where they would take much memory; then the block is read again. `copied_bytes` is what is kept
+    besides where it could not be.
     """
 
     changed: int
@@ -94,11 +95,12 @@ class Draft:
     context: ContextDraft | None
     gap_position_bits: int
     changes: Changes | None
+    copied_bytes: int = 0
 
     @property
     def held_bytes(self) -> int:
         """Memory that it takes, roughly."""
-        held = 0
+        held = self.copied_bytes
         if self.context is not None:
             held = len(self.context.stream) + self.context.magnitudes.nbytes
             held += self.context.bins.nbytes if self.context.bins is not None else 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,13 @@ SAMPLE_BYTES = 4096
 WHOLE_BYTES = 16
 # Tensors no further apart than this in a file are read in one go.
 NEAR_BYTES = 4096
+
+
+class TensorReader(Protocol):
+    """Reads the tensors of a checkpoint, wherever they are."""
+
+    def read_into(self, tensor: Tensor, byte_offset: int, buffer: memoryview) -> None:
+        """Fill the whole of `buffer` with the tensor's bytes from `byte_offset` on."""
 
 
 class Part(NamedTuple):
@@ -202,9 +209,13 @@ class Scanner:
         return _read(self._base, part.base, part, np.empty(part.bytes, np.uint8)), target
 
     def is_sent_whole(self, tensor: Tensor) -> bool:
-        """Whether a tensor that has a base is coded whole, whatever changed in it."""
-        allowed = self._allowed
-        return allowed.whole or (allowed.context and allowed.gap and tensor.bytes <= WHOLE_BYTES)
+        """As the function."""
+        return is_sent_whole(tensor, self._allowed)
+
+
+def is_sent_whole(tensor: Tensor, allowed: Allowed) -> bool:
+    """Whether a tensor that has a base is coded whole, whatever changed in it."""
+    return allowed.whole or (allowed.context and allowed.gap and tensor.bytes <= WHOLE_BYTES)
 
 
 def _groups(parts: Sequence[Part]) -> Iterator[list[Part]]:
@@ -221,11 +232,14 @@ def _groups(parts: Sequence[Part]) -> Iterator[list[Part]]:
         yield group
 
 
-def digest_part(reader: Reader, part: Part) -> NDArray[np.uint32]:
+def digest_part(reader: TensorReader, part: Part) -> NDArray[np.uint32]:
     """The digest of a part of one checkpoint's tensor."""
-    return kernels.digest(
-        _read(reader, part.tensor, part, np.empty(part.bytes, np.uint8)), part.start * part.tensor.dtype.width
-    )
+    return kernels.digest(read_part(reader, part), part.start * part.tensor.dtype.width)
+
+
+def read_part(reader: TensorReader, part: Part) -> Elements:
+    """The elements of a part of one checkpoint's tensor, in memory of their own."""
+    return _read(reader, part.tensor, part, np.empty(part.bytes, np.uint8))
 
 
 def sample(reader: Reader, tensor: Tensor) -> bytes:
@@ -276,7 +290,7 @@ def tasks_of(parts: Iterator[Part]) -> Iterator[tuple[int, list[Part]]]:
         yield size, task
 
 
-def _read(reader: Reader, tensor: Tensor | None, part: Part, buffer: NDArray[np.uint8]) -> Elements:
+def _read(reader: TensorReader, tensor: Tensor | None, part: Part, buffer: NDArray[np.uint8]) -> Elements:
     assert tensor is not None
     view = buffer[: part.bytes]
     reader.read_into(tensor, part.start * tensor.dtype.width, view.data)

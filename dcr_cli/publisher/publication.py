@@ -5,7 +5,8 @@ What a stopped run has left is taken over here. The baseline is moved by the cal
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -75,13 +76,28 @@ class Publication:
 
     def sending(self) -> Sending:
         """What is sent now: what a stopped run was sending, if it follows the newest version, or a new one."""
-        number = self.head.version.number if self.head is not None else 0
-        previous = self.head.blake3 if self.head is not None else None
         sending = read_sending(self._home)
-        if sending is not None and (sending.place.version, sending.previous) == (number + 1, previous):
+        if sending is not None and (sending.place.version, sending.previous) == self._next:
             return sending
+        return self.new_sending()
+
+    def new_sending(self) -> Sending:
+        """A new version; what a stopped run was sending is dropped."""
         drop_outgoing(self._home)
-        return Sending(self.history, Place(number + 1, new_id()), previous)
+        number, previous = self._next
+        return Sending(self.history, Place(number, new_id()), previous)
+
+    @property
+    def _next(self) -> tuple[int, bytes | None]:
+        """The number of the version that follows, and the commit before it."""
+        return (self.head.version.number + 1, self.head.blake3) if self.head is not None else (1, None)
+
+    @contextmanager
+    def outgoing(self, sending: Sending, jobs: int) -> Iterator[Outgoing]:
+        """What a delta is written to, and sent from while it comes."""
+        announce = partial(write_hint, self._store, Hint(self.history, sending.place, STREAMING, self._author.created))
+        with Uploads(jobs) as uploads:
+            yield Outgoing(self._home, sending, self._store, uploads, announce)
 
     def send(self, make: Callable[[Outgoing], Result], jobs: int) -> tuple[Outgoing, Result]:
         """Have a delta made, and send it while it comes.
@@ -89,12 +105,7 @@ class Publication:
         `make` is called again if what a stopped run had begun to send turns out to be another delta.
         """
         for _ in range(2):
-            sending = self.sending()
-            announce = partial(
-                write_hint, self._store, Hint(self.history, sending.place, STREAMING, self._author.created)
-            )
-            with Uploads(jobs) as uploads:
-                sink = Outgoing(self._home, sending, self._store, uploads, announce)
+            with self.outgoing(self.sending(), jobs) as sink:
                 try:
                     return sink, make(sink)
                 except SourceChangedError:

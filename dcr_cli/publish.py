@@ -1,0 +1,292 @@
+"""Publishes versions from the tensors of a running trainer, so that no checkpoint has to be written.
+
+What is sent and committed, and how a stopped run is gone on with, is publisher/'s matter, as for push.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from dcr_cli.apply import Way, apply_chain
+from dcr_cli.arguments import check_path
+from dcr_cli.checkpoint.checkpoint import open_checkpoint
+from dcr_cli.delta.delta import open_delta
+from dcr_cli.errors import ConflictError, NotFoundError, UsageError, WrongBaseError
+from dcr_cli.fetch.position import position_at
+from dcr_cli.publisher.baseline import Baseline
+from dcr_cli.publisher.bases import Base, FolderBase
+from dcr_cli.publisher.catching_up import catch_up, knows_its_version
+from dcr_cli.publisher.committing import Author, Outcome
+from dcr_cli.publisher.making import Made, Making
+from dcr_cli.publisher.memory import Memory
+from dcr_cli.publisher.outgoing import Outgoing, drop_outgoing, outgoing_path
+from dcr_cli.publisher.publication import Publication
+from dcr_cli.push import PushResult, allowed_in
+from dcr_cli.receiver.change import IN_PLACE
+from dcr_cli.receiver.gather import Effort
+from dcr_cli.receiver.record import read_record
+from dcr_cli.remote.history import require_history
+from dcr_cli.remote.keys import Place
+from dcr_cli.remote.log import Log
+from dcr_cli.remote.signing import load_signing_key
+from dcr_cli.remote.version import Published
+from dcr_cli.store.opening import open_store
+from dcr_cli.store.store import Store
+from dcr_cli.work import threads
+
+__all__ = ["Publisher"]
+
+
+class Publisher:
+    """Publishes versions of a remote from tensors in memory; a context manager.
+
+        with dcr_cli.Publisher("s3://bucket/run", "baseline") as publisher:
+            publisher.begin()
+            for name, tensor in state.items():
+                publisher.add(name, tensor)
+            publisher.commit()
+
+    `baseline` is at the newest version: a folder as `dcr push --baseline` keeps it, which is brought to each version
+    that is committed; or host memory, a mapping from the name of each tensor to a NumPy array with its bits, which is
+    patched then. For host memory `home` is a folder on a local disk that is the publisher's alone. The remote has a
+    version, which `dcr push` makes; tensors, their dtypes and shapes, shard headers and the weight map stay those.
+
+    What is stopped, by an error or by the end of the process, has changed nothing that anybody reads; what had been
+    committed by then is found by the next `begin`. Between `begin` and `commit` the baseline is locked.
+    """
+
+    def __init__(
+        self,
+        remote: str | os.PathLike[str],
+        baseline: str | os.PathLike[str] | Mapping[str, Any],
+        *,
+        home: str | os.PathLike[str] | None = None,
+        encoding: str = "auto",
+        single_writer: bool = False,
+        storage_options: Mapping[str, object] | None = None,
+        sign_key: str | os.PathLike[str] | None = None,
+        publisher: str = "",
+        limit_bytes_per_second: int | None = None,
+        jobs: int | None = None,
+    ) -> None:
+        """Raises UsageError, TransportError or UnsupportedError if the remote cannot be used."""
+        self._jobs = threads(jobs)
+        self._encoding = encoding
+        self._label = publisher
+        self._key = load_signing_key(sign_key) if sign_key is not None else None
+        self._place, self._memory = _baseline_of(baseline, home)
+        self._version: _Version | None = None
+        self._store = open_store(
+            remote, storage_options, is_single_writer=single_writer, limit_bytes_per_second=limit_bytes_per_second
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give up the version that was begun and not committed, if there is one, and let go of the remote."""
+        self._leave()
+        self._store.close()
+
+    def begin(self) -> int:
+        """Begin the version after the newest one: its number. One that was begun before is given up.
+
+        Raises NotFoundError (the remote holds no versions), WrongBaseError (the baseline is not at the newest one),
+        ConflictError (the baseline is in use), DamagedError, TransportError, LocalError.
+        """
+        self._leave()
+        with ExitStack() as stack:
+            version = self._open(stack)
+            version.stack = stack.pop_all()
+        self._version = version
+        return version.sink.place.version
+
+    def add(self, name: str, tensor: Any) -> None:
+        """Say what a tensor is in this version: a NumPy array, a torch tensor or its bytes, free to change then.
+
+        Any thread may do so, in any order; what is not added is what it was. UsageError for a tensor that was added
+        before; UnsupportedError for one that is new, or of another dtype or shape: then nothing was done.
+        """
+        self._begun().making.add(name, tensor)
+
+    def add_file(self, path: str, data: bytes) -> None:
+        """Have a file beside the shards, new or not, hold `data` in this version."""
+        self._begun().making.add_file(path, data)
+
+    def remove_file(self, path: str) -> None:
+        """Have this version be without a file beside the shards."""
+        self._begun().making.remove_file(path)
+
+    def commit(self) -> PushResult:
+        """Make the version exist, and bring the baseline to it. Where nothing changed, nothing is published.
+
+        ConflictError if another publisher was faster: then nothing was changed. After TransportError it can be called
+        once more.
+        """
+        version = self._begun()
+        made = self._finish(version)
+        head = version.head
+        if made.base == made.target:
+            self._leave()
+            return _result(self._store, version, made, kind="same", place=head.version.place)
+        anchor = version.publication.anchor_before()
+        try:
+            done = version.publication.commit(version.sink.place, version.sink.commit, anchor)
+        except ConflictError:
+            self._leave()
+            raise
+        self._move(version.baseline, done.published)
+        self._leave()
+        kind = "delta" if done.outcome is Outcome.WON else "same"
+        place = done.published.version.place
+        result = _result(self._store, version, made, kind=kind, place=place, commit_bytes=done.commit_bytes)
+        return replace(result, anchor=anchor)
+
+    def prepare(self) -> PushResult:
+        """Send all but the commit, which `dcr commit` makes; the next `begin` finds out whether that happened."""
+        version = self._begun()
+        made = self._finish(version)
+        if made.base == made.target:
+            self._leave()
+            return _result(self._store, version, made, kind="same", place=version.head.version.place)
+        anchor = version.publication.anchor_before()
+        commit_bytes = version.publication.prepare(version.sink.place, version.sink.commit, anchor)
+        self._leave()
+        place = version.sink.place
+        return _result(self._store, version, made, kind="prepared", place=place, commit_bytes=commit_bytes)
+
+    def _begun(self) -> _Version:
+        if self._version is None:
+            raise UsageError("publisher", "no version was begun", hint="begin() comes first")
+        return self._version
+
+    def _leave(self) -> None:
+        version, self._version = self._version, None
+        if version is not None:
+            version.stack.close()
+
+    def _open(self, stack: ExitStack) -> _Version:
+        history = require_history(self._store)
+        allowed = allowed_in(history, self._encoding)
+        log = Log(self._store, history.id)
+        baseline = stack.enter_context(Baseline(self._place))
+        author = Author(self._label, datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), self._key)
+        publication = Publication(self._store, log, baseline.home, author)
+        position = baseline.position() if self._memory is None else self._memory.position()
+        what = f"the baseline {baseline.path}" if self._memory is None else self._memory.what
+        head = publication.find_head(position, what)
+        own = publication.find_own()
+        if own is not None:
+            self._move(baseline, own)
+        if head is None:
+            facts = f"holds no version of history {history.id} yet"
+            raise NotFoundError(self._store.shown, facts, hint="dcr push CHECKPOINT makes the first one")
+        base = self._open_base(log, baseline, head)
+        stack.callback(base.close)
+        sink = stack.enter_context(publication.outgoing(publication.new_sending(), self._jobs))
+        making = Making(base, sink, allowed, self._jobs)
+        stack.callback(making.close)
+        return _Version(baseline, publication, head, base, sink, making, is_recovered=own is not None)
+
+    def _open_base(self, log: Log, baseline: Baseline, head: Published) -> Base:
+        if self._memory is not None:
+            return self._memory.open(self._store, head, self._jobs)
+        if not (baseline.has_checkpoint and knows_its_version(baseline, log, head, self._store.shown)):
+            facts = f"is no baseline that is at a version of {self._store.shown}"
+            hint = f"dcr push CHECKPOINT {self._store.shown} --baseline {baseline.path} makes one"
+            raise WrongBaseError(str(baseline.path), facts, hint=hint)
+        position = baseline.position()
+        if position is not None and position.version < head.version.number:
+            catch_up(self._store, baseline, head, Effort(self._jobs, None))
+        record = read_record(baseline.home)
+        skip = record.skipped if record is not None else ()
+        return FolderBase(open_checkpoint(baseline.path, skip=skip, what="baseline"), record)
+
+    def _finish(self, version: _Version) -> Made:
+        """End the delta, once: all of it is sent then."""
+        if version.made is None:
+            version.made = version.making.finish(version.head.version.target)
+            if self._memory is not None:
+                self._memory.keep(version.sink.place, version.making.changes, version.made.description)
+        return version.made
+
+    def _move(self, baseline: Baseline, published: Published) -> None:
+        """Bring the baseline to a version that this publisher has made."""
+        if self._memory is not None:
+            self._memory.move(published, self._store.shown)
+        else:
+            if published.version.delta is not None:
+                delta = open_delta(outgoing_path(baseline.home))
+                apply_chain([delta], baseline.path, Way(mode=IN_PLACE), jobs=self._jobs)
+            baseline.move_to(position_at(published, self._store.shown))
+        drop_outgoing(baseline.home)
+
+
+@dataclass(slots=True)
+class _Version:
+    """A version that was begun, and all that is open for it."""
+
+    baseline: Baseline
+    publication: Publication
+    head: Published
+    base: Base
+    sink: Outgoing
+    making: Making
+    is_recovered: bool
+    stack: ExitStack = field(default_factory=ExitStack)
+    made: Made | None = None
+
+
+def _baseline_of(
+    baseline: str | os.PathLike[str] | Mapping[str, Any], home: str | os.PathLike[str] | None
+) -> tuple[Path, Memory | None]:
+    """Where a publisher keeps its state, and the baseline, if that is in host memory."""
+    if isinstance(baseline, Mapping):
+        if home is None:
+            raise UsageError("home", "a baseline in host memory needs a folder on a local disk", hint="give home=DIR")
+        check_path(home, "home")
+        return Path(home), Memory(baseline)
+    if home is not None:
+        raise UsageError("home", "a baseline in a folder keeps all it needs there", hint="leave it out")
+    check_path(baseline, "baseline")
+    return Path(baseline), None
+
+
+def _result(
+    store: Store, version: _Version, made: Made, *, kind: str, place: Place, commit_bytes: int = 0
+) -> PushResult:
+    tensors = version.base.tensors
+    head = version.head.version
+    return PushResult(
+        remote=store.shown,
+        checkpoint=version.base.what,
+        history=head.history,
+        version=place.version,
+        id=place.id,
+        kind=kind,
+        base_version=head.number if kind != "same" else None,
+        base=made.base,
+        target=made.target,
+        tensors=len(tensors),
+        changed_tensors=made.changed_tensors,
+        elements=sum(tensor.elements for tensor in tensors),
+        changed_elements=made.changed_elements,
+        dense_bytes=sum(tensor.bytes for tensor in tensors),
+        delta_bytes=version.sink.bytes + commit_bytes,
+        uploaded_bytes=version.sink.sent_bytes + commit_bytes,
+        anchor=None,
+        recovered=version.is_recovered,
+        dry_run=False,
+    )

@@ -1,0 +1,30 @@
+"""Brings a baseline to the newest version before the next one is made from it."""
+
+from __future__ import annotations
+
+from dcr_cli.advance import advance
+from dcr_cli.fetch.position import position_at
+from dcr_cli.fetch.wish import make_wish
+from dcr_cli.publisher.baseline import Baseline
+from dcr_cli.receiver.change import IN_PLACE
+from dcr_cli.receiver.gather import Effort
+from dcr_cli.remote.log import Log
+from dcr_cli.remote.version import Published
+from dcr_cli.store.store import Store
+
+
+def knows_its_version(baseline: Baseline, log: Log, head: Published, remote: str) -> bool:
+    """Whether the baseline is at a version; one that has lost its note of which may be found by its record."""
+    if baseline.position() is not None:
+        return True
+    state = baseline.recorded_state()
+    published = log.find_state(state, head.version.number) if state is not None else None
+    if published is not None:
+        baseline.move_to(position_at(published, remote))
+    return published is not None
+
+
+def catch_up(store: Store, baseline: Baseline, head: Published, effort: Effort) -> None:
+    """Bring the baseline to the newest version, as any receiver; an empty one becomes a copy of it."""
+    advance(store, baseline.path, make_wish(effort, version=head.version.number, mode=IN_PLACE))
+    baseline.make_whole()

@@ -1,0 +1,121 @@
+"""Tensors as a trainer has them, NumPy arrays, torch tensors or plain bytes, as the bits of a checkpoint's tensor.
+
+torch is never imported here: whoever has one of its tensors has imported it. Comparing is not its business.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dcr_cli.checkpoint.checkpoint import Tensor
+from dcr_cli.checkpoint.names import shown
+from dcr_cli.errors import UnsupportedError, UsageError
+
+Bytes = NDArray[np.uint8]
+
+PUSH_INSTEAD = "dcr push publishes a checkpoint in which tensors are new, gone or of another form"
+# What NumPy, packages beside it, and torch call the dtypes of a checkpoint.
+_DTYPE_OF = {
+    "bool": "BOOL",
+    "uint8": "U8",
+    "int8": "I8",
+    "float8_e5m2": "F8_E5M2",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e8m0fnu": "F8_E8M0",
+    "float8_e4m3fnuz": "F8_E4M3FNUZ",
+    "float8_e5m2fnuz": "F8_E5M2FNUZ",
+    "float4_e2m1fn_x2": "F4",
+    "int16": "I16",
+    "uint16": "U16",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "int32": "I32",
+    "uint32": "U32",
+    "float32": "F32",
+    "complex64": "C64",
+    "float64": "F64",
+    "int64": "I64",
+    "uint64": "U64",
+}
+_BITS = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64"}
+
+
+def bytes_of(given: Any, tensor: Tensor) -> Bytes:
+    """The bytes of what is given for `tensor`, without a copy where it lies in one piece in this machine's memory.
+
+    An array of its dtype has its shape, or one dimension; one of unsigned integers as wide as its elements is their
+    bits, and so is whatever holds bytes. UnsupportedError if it has another dtype or shape, UsageError if it is no
+    tensor at all.
+    """
+    if _is_torch(given):
+        return _torch_bytes(given, tensor)
+    try:
+        array = np.asarray(given) if isinstance(given, np.ndarray | np.generic) else np.asarray(memoryview(given))
+    except (TypeError, ValueError) as error:
+        facts = f"a NumPy array, a torch tensor or bytes expected, found {type(given).__name__}"
+        raise UsageError(f"tensor {shown(tensor.name)}", facts) from error
+    if not array.dtype.isnative and array.dtype.itemsize > 1:
+        facts = f"is of {array.dtype.str}, whose bytes are not in the order of this machine"
+        raise UnsupportedError(f"tensor {shown(tensor.name)}", facts)
+    _check(tensor, array.dtype.name, array.shape)
+    return _view(array)
+
+
+def writable_bytes(given: Any, tensor: Tensor) -> Bytes:
+    """The bytes of the array that holds `tensor` in host memory, to be read and changed where they are.
+
+    UsageError if they cannot be changed there.
+    """
+    data = bytes_of(given, tensor)
+    if not isinstance(given, np.ndarray) or not given.flags.c_contiguous or not given.flags.writeable:
+        facts = "a NumPy array that lies in one piece and can be written expected"
+        raise UsageError(f"baseline tensor {shown(tensor.name)}", facts)
+    return data
+
+
+def _is_torch(given: Any) -> bool:
+    return any(kind.__module__.partition(".")[0] == "torch" for kind in type(given).__mro__)
+
+
+def _torch_bytes(given: Any, tensor: Tensor) -> Bytes:
+    torch = sys.modules["torch"]
+    if hasattr(given, "full_tensor"):
+        facts = "is a distributed tensor, of which each process has a part"
+        raise UsageError(f"tensor {shown(tensor.name)}", facts, hint="give its full_tensor()")
+    _check(tensor, str(given.dtype).rpartition(".")[2], tuple(given.shape))
+    plain = given.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    # A tensor without dimensions or elements cannot be seen as bytes.
+    return _view(plain.reshape(-1).view(torch.uint8).numpy()) if plain.numel() else np.empty(0, np.uint8)
+
+
+def _check(tensor: Tensor, dtype: str, shape: Sequence[int]) -> None:
+    what = f"tensor {shown(tensor.name)}"
+    elements = int(np.prod(shape, dtype=np.int64)) if shape else 1
+    name = _DTYPE_OF.get(dtype)
+    if name != tensor.dtype.name:
+        # Bits, whose shape says nothing.
+        width = next((width for width, bits in _BITS.items() if bits == dtype), None)
+        if width not in (1, tensor.dtype.width):
+            facts = f"is of {tensor.dtype.name} in the version before, {name or dtype} was given"
+            raise UnsupportedError(what, facts, hint=PUSH_INSTEAD)
+        if elements * width != tensor.bytes:
+            facts = f"has {tensor.bytes} bytes in the version before, {elements * width} were given"
+            raise UnsupportedError(what, facts, hint=PUSH_INSTEAD)
+        return
+    is_flat = len(shape) == 1 and elements == tensor.elements
+    if tuple(shape) != tensor.shape and not is_flat and not (name == "F4" and 2 * elements == _count(tensor)):
+        facts = f"has shape {list(tensor.shape)} in the version before, {list(shape)} was given"
+        raise UnsupportedError(what, facts, hint=PUSH_INSTEAD)
+
+
+def _count(tensor: Tensor) -> int:
+    return int(np.prod(tensor.shape, dtype=np.int64))
+
+
+def _view(array: NDArray[Any]) -> Bytes:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
