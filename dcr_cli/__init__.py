@@ -33,9 +33,11 @@ if TYPE_CHECKING:
         UsageError as UsageError,
         WrongBaseError as WrongBaseError,
     )
+    from dcr_cli.follow import Arrival as Arrival, follow as follow
     from dcr_cli.inspect import InspectResult as InspectResult, inspect as inspect
     from dcr_cli.log import LogResult as LogResult, log as log
     from dcr_cli.prune import PruneResult as PruneResult, prune as prune
+    from dcr_cli.pull import PullResult as PullResult, pull as pull
     from dcr_cli.show import ShowAnchorResult as ShowAnchorResult, ShowResult as ShowResult, show as show
     from dcr_cli.status import StatusResult as StatusResult, status as status
     from dcr_cli.verify import VerifyResult as VerifyResult, verify as verify
@@ -56,6 +58,10 @@ _HOME_OF = {
     "ShowResult": "show",
     "ShowAnchorResult": "show",
     "inspect": "inspect",
+    "pull": "pull",
+    "PullResult": "pull",
+    "follow": "follow",
+    "Arrival": "follow",
     "InspectResult": "inspect",
     "log": "log",
     "LogResult": "log",
@@ -78,6 +84,7 @@ _HOME_OF = {
 
 __all__ = [
     "ApplyResult",
+    "Arrival",
     "ConflictError",
     "DamagedError",
     "DcrError",
@@ -89,6 +96,7 @@ __all__ = [
     "LogResult",
     "NotFoundError",
     "PruneResult",
+    "PullResult",
     "ShowAnchorResult",
     "ShowResult",
     "StatusResult",
@@ -101,9 +109,11 @@ __all__ = [
     "__version__",
     "apply",
     "diff",
+    "follow",
     "inspect",
     "log",
     "prune",
+    "pull",
     "show",
     "status",
     "verify",

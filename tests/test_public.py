@@ -15,7 +15,19 @@ import dcr_cli
 from dcr_cli import errors
 
 ROOT = Path(__file__).parents[1]
-FUNCTIONS = ("apply", "diff", "inspect", "log", "prune", "show", "status", "verify", "verify_remote")
+FUNCTIONS = (
+    "apply",
+    "diff",
+    "follow",
+    "inspect",
+    "log",
+    "prune",
+    "pull",
+    "show",
+    "status",
+    "verify",
+    "verify_remote",
+)
 
 
 def error_classes() -> dict[str, type[errors.DcrError]]:

@@ -1,0 +1,299 @@
+"""Brings a receiver from where it stands to a version of a remote: chooses the way, fetches, and has it applied.
+
+What is asked of a remote, and how, is fetch/'s matter, changing the checkpoint that of apply.py and receiver/. Until
+the first change an error leaves the checkpoint as it was; stopped later, the next run finishes it, without the remote
+where it can.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from dcr_cli.apply import ApplyResult, Way as ApplyWay, apply_chain
+from dcr_cli.checkpoint.in_progress import check_complete, is_incomplete
+from dcr_cli.delta.delta import open_delta
+from dcr_cli.errors import ConflictError, DamagedError, DcrError, NotFoundError
+from dcr_cli.fetch.adoption import Standing, find_standing, is_trusted
+from dcr_cli.fetch.anchors import AnchorFetcher, wanted_of
+from dcr_cli.fetch.download import Documents, RemovedError, fetch_versions
+from dcr_cli.fetch.ending import end, is_due, note
+from dcr_cli.fetch.held import leave_record
+from dcr_cli.fetch.listing import Listing, listing_of_manifest
+from dcr_cli.fetch.position import Position, position_at
+from dcr_cli.fetch.prepared import find_prepared, is_prepared, stage
+from dcr_cli.fetch.pull_result import PullResult
+from dcr_cli.fetch.scout import Scout
+from dcr_cli.fetch.situation import Situation, look
+from dcr_cli.fetch.source import Source, open_source, require_version, signers_of
+from dcr_cli.fetch.spool import Spool
+from dcr_cli.fetch.way import Way
+from dcr_cli.fetch.wish import Wish
+from dcr_cli.receiver.fetched import FETCHED, deltas_to_finish
+from dcr_cli.receiver.install import Manner, install, wanted_in_progress
+from dcr_cli.receiver.install_here import Request
+from dcr_cli.receiver.install_result import InstallResult
+from dcr_cli.receiver.install_site import Allowance
+from dcr_cli.receiver.receiver import Receiver
+from dcr_cli.receiver.survey import open_root
+from dcr_cli.remote.version import Published
+from dcr_cli.store.store import Store
+
+
+def finish(path: Path, wish: Wish) -> bool:
+    """Finish the change of a checkpoint that an earlier pull was stopped in, with what that has fetched: whether there
+    was one. What was in place already, and not noted, is noted."""
+    if wish.dry_run:
+        if path.exists():
+            check_complete(path)
+        return False
+    if not (path / FETCHED).is_dir():
+        return False
+    with spool_of(path) as spool:
+        is_begun = is_incomplete(path)
+        if is_begun:
+            _finish(path, wish)
+        if _note_arrival(path, spool, wish):
+            with open_root(os.path.realpath(path)) as root, Receiver(root):
+                # As it leaves, it tidies up what a change has left that was stopped at its very end.
+                pass
+        situation = look(path)
+        if situation.position is not None and situation.is_at_position:
+            # What led here is not needed any more.
+            spool.keep([place for place in spool.places() if place.version > situation.position.version])
+        return is_begun and not is_incomplete(path)
+
+
+def _finish(path: Path, wish: Wish) -> None:
+    """Finish what was begun, as far as all of it is there."""
+    found = wanted_in_progress(path)
+    if found is not None:
+        wanted, origin = found
+        install(path, Request(wanted, _Nobody(), origin, wish.effort), Manner())
+        return
+    folders = deltas_to_finish(path)
+    if folders is not None:
+        opened = [open_delta(folder) for folder in folders]
+        apply_chain(opened, path, ApplyWay(), jobs=wish.effort.jobs, progress=wish.effort.progress)
+
+
+class _Nobody:
+    """Nothing is fetched for what has been staged as a whole."""
+
+    def fetch(self, path: str, begin: int, size: int) -> Iterator[bytes]:
+        raise DamagedError(path, "was staged, and is not what was staged any more", hint="dcr pull --repair")
+
+
+def advance(store: Store, path: Path, wish: Wish) -> PullResult:
+    """Bring the checkpoint at `path` to what is wished for; what `finish` could finish has been finished."""
+    before_bytes = store.traffic.received_bytes
+    situation = look(path)
+    position = situation.position if not wish.is_repair else None
+    source = open_source(store, wish.trust, position.history if position is not None else None)
+    if wish.version is not None:
+        target = require_version(source, wish.version).version.number
+    else:
+        target = source.log.newest(position.version if position is not None else 0)
+    if not target:
+        hint = f"dcr push CHECKPOINT {store.shown} makes the first one"
+        raise NotFoundError(store.shown, "holds no versions yet", hint=hint)
+    standing = find_standing(source, situation, target, wish)
+    step = _Advance(source, path, wish, situation, standing, before_bytes)
+    if standing.own is not None and standing.own.version.number == target:
+        return step.stay(standing.own)
+    return step.go(target)
+
+
+def stage_next(store: Store, path: Path, wish: Wish) -> int | None:
+    """Stage the version after the one that the receiver at `path` is at, if it is prepared: its number."""
+    position = look(path).position
+    if position is None:
+        return None
+    source = open_source(store, wish.trust, position.history)
+    own = source.log.check_known(position.known, str(path)) if is_prepared(source, position.version) else None
+    prepared = find_prepared(source, own) if own is not None else None
+    if prepared is None:
+        return None
+    with spool_of(path) as spool:
+        stage(source, path, spool, prepared, wish)
+    return prepared.version.number
+
+
+@dataclass(frozen=True, slots=True)
+class _Advance:
+    """One way from where a receiver stands to a version."""
+
+    source: Source
+    path: Path
+    wish: Wish
+    situation: Situation
+    standing: Standing
+    before_bytes: int
+
+    def stay(self, own: Published) -> PullResult:
+        """Leave a receiver where it is; what is still due for that version is done, and it is noted if it was not."""
+        position = self._position(own)
+        noted = self.situation.position
+        if noted is not None and noted.known == position.known and not self.standing.is_adopted:
+            position = noted
+        is_read = self.standing.held is not None and self.standing.held.read is not None
+        if not self.wish.dry_run and (position != noted or is_read or is_due(position, self.wish)):
+            with self._locked():
+                self._adopt()
+                if position != noted:
+                    note(self.path, position)
+                end(self.source.store, self.path, position, self.wish)
+        return self._result(own, None, is_changed=False)
+
+    def go(self, target: int) -> PullResult:
+        """Go to another version by the best way; by another one if a part of that turns out to be gone."""
+        scout = Scout(self.source, self.standing.own, target)
+        while True:
+            try:
+                return self._go(scout)
+            except RemovedError as error:
+                scout.miss(error.version)
+
+    def _go(self, scout: Scout) -> PullResult:
+        if self.wish.dry_run:
+            way = scout.way(self.situation.bytes)
+            scout.documents(way, None)
+            return self._result(scout.target, way, is_changed=True)
+        foreign: tuple[str, ...] = ()
+        previous, reused_bytes = None, 0
+        with self._locked() as spool:
+            way = scout.way(self.situation.bytes)
+            documents = scout.documents(way, spool)
+            if spool is not None:
+                self._adopt()
+            if spool is not None and way.anchor is not None:
+                spool.expect(scout.commits[way.anchor])
+            elif spool is not None:
+                done, reused_bytes = self._bring(spool, documents)
+                foreign, previous = done.foreign, done.previous
+        if way.anchor is not None:
+            installed = self._install(scout, way.anchor)
+            foreign, previous = installed.foreign, installed.previous
+            with spool_of(self.path) as spool:
+                spool.keep([each.place for each in documents])
+                if documents:
+                    done, reused_bytes = self._bring(spool, documents)
+                    foreign, previous = done.foreign, done.previous or previous
+        position = self._position(scout.target)
+        if is_due(position, self.wish):
+            with spool_of(self.path):
+                end(self.source.store, self.path, position, self.wish)
+        result = self._result(scout.target, way, is_changed=True)
+        return replace(result, foreign=foreign, previous=previous, reused_bytes=reused_bytes)
+
+    @contextmanager
+    def _locked(self) -> Iterator[Spool | None]:
+        """Keep other pulls from a checkpoint that there is already."""
+        if self.situation.is_new:
+            yield None
+            return
+        with spool_of(self.path) as spool:
+            if look(self.path).position != self.situation.position:
+                facts = "was brought to another version by another dcr just now"
+                raise ConflictError(str(self.path), facts, hint="run the same command again")
+            yield spool
+
+    def _bring(self, spool: Spool, documents: list[Documents]) -> tuple[ApplyResult, int]:
+        """Fetch deltas, apply them, and note where the receiver is then: what came of it, and how many bytes of
+        payloads were there already."""
+        effort = self.wish.effort
+        spool.keep([each.place for each in documents])
+        reused_bytes = fetch_versions(self.source.store, spool, documents, effort)
+        applied = apply_chain(
+            [open_delta(spool.path(each.place)) for each in documents],
+            self.path,
+            ApplyWay(self.wish.mode, keep_previous=self.wish.keep_previous),
+            jobs=effort.jobs,
+            progress=effort.progress,
+            remote=self.source.shown,
+        )
+        note(self.path, self._position(documents[-1].published))
+        spool.keep(())
+        return applied, reused_bytes
+
+    def _install(self, scout: Scout, version: int) -> InstallResult:
+        """Bring the receiver to the version of an anchor, of which what it has is not fetched, and note that."""
+        published = scout.commits[version]
+        fetcher = AnchorFetcher(self.source.store, published.version.place)
+        request = Request(wanted_of(scout.anchors[version]), fetcher, self.source.shown, self.wish.effort)
+        # What is in progress there could not be finished, or is what is gone on with.
+        allowance = Allowance(repair=self.wish.is_repair or self.situation.is_marked)
+        manner = Manner(self.wish.mode, allowance, self.wish.keep_previous)
+        installed = install(self.path, request, manner)
+        note(self.path, self._position(published))
+        return installed
+
+    def _adopt(self) -> None:
+        """Leave a record of what was read, so that it need not be read again; and nothing of what was stopped."""
+        if self.standing.held is not None and (self.standing.is_adopted or self.standing.held.read is not None):
+            with open_root(os.path.realpath(self.path)) as root, Receiver(root) as receiver:
+                leave_record(receiver, self.standing.held, self.standing.listing)
+
+    def _position(self, published: Published) -> Position:
+        keys = signers_of(self.wish.trust, published)
+        return _position_at(published, self.source.shown, keys, self.wish)
+
+    def _result(self, published: Published, way: Way | None, *, is_changed: bool) -> PullResult:
+        own = self.standing.own
+        return PullResult(
+            checkpoint=str(self.path),
+            remote=self.source.shown,
+            mode=self.wish.mode,
+            from_version=own.version.number if own is not None else None,
+            version=published.version.number,
+            target=published.version.target,
+            applied=way.versions if way is not None else (),
+            changed=is_changed and not self.wish.dry_run,
+            already=not is_changed,
+            recovered=False,
+            adopted=self.standing.is_adopted,
+            dry_run=self.wish.dry_run,
+            way=way,
+            downloaded_bytes=self.source.store.traffic.received_bytes - self.before_bytes,
+        )
+
+
+@contextmanager
+def spool_of(path: Path) -> Iterator[Spool]:
+    """Open what was fetched for the checkpoint at `path`, or behind the link there, and keep others from it."""
+    with open_root(os.path.realpath(path)) as root, Spool(root) as spool:
+        yield spool
+
+
+def _note_arrival(path: Path, spool: Spool, wish: Wish) -> bool:
+    """Note where a receiver is, if it is at a version that was fetched for it and has not noted that: whether it
+    was."""
+    situation = look(path)
+    old = situation.position
+    for published in spool.expected():
+        if situation.held is None or (old is not None and old.commit == published.blake3):
+            return False
+        if situation.held.is_state(published.version.target, _listing(spool, published)):
+            keys = signers_of(wish.trust, published) if old is not None and is_trusted(old, wish.trust) else ()
+            note(path, _position_at(published, old.remote if old is not None else "", keys, wish))
+            return True
+    return False
+
+
+def _listing(spool: Spool, published: Published) -> Listing | None:
+    """The files of a version, if all of its delta is there."""
+    place = published.version.place
+    try:
+        return listing_of_manifest(open_delta(spool.path(place)).manifest) if spool.has_delta(place) else None
+    except DcrError:
+        # It is not what it was; then nothing can have been made of it.
+        return None
+
+
+def _position_at(published: Published, remote: str, trusted: tuple[str, ...], wish: Wish) -> Position:
+    """The note of a receiver that has just come to a version, with all of it still to be done that is wished for."""
+    position = position_at(published, remote, trusted)
+    return replace(position, is_hook_due=wish.hook is not None, is_word_due=wish.speaker is not None)

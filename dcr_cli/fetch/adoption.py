@@ -1,0 +1,121 @@
+"""Which version of a remote a receiver is at: what it noted, or what its bytes say.
+
+It reads and changes nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from dcr_cli.errors import WrongBaseError
+from dcr_cli.fetch.anchors import read_anchor
+from dcr_cli.fetch.download import RemovedError, fetch_manifest
+from dcr_cli.fetch.held import Held, read_held, recorded_skips
+from dcr_cli.fetch.listing import Listing, listing_of_anchor, listing_of_manifest
+from dcr_cli.fetch.position import Position
+from dcr_cli.fetch.situation import Situation
+from dcr_cli.fetch.source import Source, commits_between, require_version
+from dcr_cli.fetch.wish import Wish
+from dcr_cli.receiver.survey import open_root
+from dcr_cli.remote.log import ADOPTED_VERSIONS
+from dcr_cli.remote.signing import Trust
+from dcr_cli.remote.version import Published
+
+_REPAIR = "dcr pull --repair brings it to a version whatever it holds, and fetches what differs from an anchor"
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """The version that a receiver is at, None if that is none that counts.
+
+    `is_adopted`: its bytes alone said so. `held` and `listing` are what was found in it, and what the version has.
+    """
+
+    own: Published | None
+    is_adopted: bool = False
+    held: Held | None = None
+    listing: Listing | None = None
+
+
+def find_standing(source: Source, situation: Situation, target: int, wish: Wish) -> Standing:
+    """Find the version that a receiver is at; WrongBaseError if it holds something else, or what nobody has signed who
+    is trusted.
+
+    Its note counts if the log still has that version; where another version is asked for by its number, one that the
+    log has no more is passed over.
+    """
+    if situation.is_new or situation.is_marked or wish.is_repair:
+        return Standing(None)
+    noted = _noted(source, situation, wish)
+    if noted is not None and situation.is_at_position:
+        return Standing(noted)
+    if wish.version is not None and situation.is_at_position:
+        # Its log has lost that version; what is asked for by its number is come to by an anchor.
+        return Standing(None)
+    held = situation.held or _read(source, situation, target, wish)
+    if noted is not None and (found := _match(source, held, noted)) is not None:
+        return found
+    if wish.trust.is_asked_for:
+        facts = "is not known to be built from signed versions"
+        raise WrongBaseError(str(situation.path), facts, hint=f"{_REPAIR} that is signed")
+    newest = source.log.newest(target)
+    first = max(1, newest - ADOPTED_VERSIONS + 1)
+    versions = commits_between(source, require_version(source, first), newest)
+    for version in sorted(versions, reverse=True):
+        if (found := _match(source, held, versions[version])) is not None:
+            return replace(found, is_adopted=True)
+    which = f"is none of the versions {first} to {newest}" if first < newest else f"is not version {newest}"
+    raise WrongBaseError(str(situation.path), f"what it holds {which} of {source.shown}", hint=_REPAIR)
+
+
+def is_trusted(position: Position, trust: Trust) -> bool:
+    """Whether what a receiver was brought to is a base for whoever trusts these keys."""
+    return not trust.is_asked_for or any(bytes.fromhex(key) in trust.keys for key in position.trusted)
+
+
+def list_files(source: Source, published: Published) -> Listing | None:
+    """Which files a version has; None if that is not there any more."""
+    commit = published.version.delta
+    if commit is None:
+        anchor = read_anchor(source, published)
+        return listing_of_anchor(anchor) if anchor is not None else None
+    try:
+        _, manifest = fetch_manifest(source.store, published, commit, None)
+    except RemovedError:
+        return None
+    return listing_of_manifest(manifest)
+
+
+def _noted(source: Source, situation: Situation, wish: Wish) -> Published | None:
+    """The version that a receiver has noted, if its log still has it and if whoever signed it is trusted."""
+    position = situation.position
+    if position is None or position.history != source.log.history:
+        return None
+    if wish.version is None:
+        published = source.log.check_known(position.known, str(situation.path))
+    else:
+        found = source.log.read(position.version, is_denied_absent=True)
+        if found is None or found.blake3 != position.commit:
+            return None
+        published = found
+    return published if is_trusted(position, wish.trust) else None
+
+
+def _read(source: Source, situation: Situation, newest: int, wish: Wish) -> Held:
+    with open_root(situation.path) as root:
+        skip = recorded_skips(root)
+        if not skip:
+            listing = list_files(source, require_version(source, newest))
+            skip = listing.skipped if listing is not None else ()
+        return read_held(root, skip, wish.effort)
+
+
+def _match(source: Source, held: Held, published: Published) -> Standing | None:
+    """Whether what is held is a version; its files are asked for only where the tensors alone are the same."""
+    target = published.version.target
+    if held.content != target.content:
+        return None
+    if held.is_state(target, None):
+        return Standing(published, held=held)
+    listing = list_files(source, published)
+    return Standing(published, held=held, listing=listing) if held.is_state(target, listing) else None

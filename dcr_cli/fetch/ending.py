@@ -1,0 +1,56 @@
+"""What comes when the bytes of a version are in place: the note of where the receiver is, its hook, its word.
+
+What is not done yet is noted before it is begun, so that the next pull does it if this one is stopped.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from dcr_cli.checkpoint.digest import blake3_text
+from dcr_cli.checkpoint.in_progress import STATE_FOLDER
+from dcr_cli.durable import PRIVATE_FOLDER_MODE
+from dcr_cli.fetch.hook import run_hook
+from dcr_cli.fetch.position import Position, write_position
+from dcr_cli.fetch.wish import Wish
+from dcr_cli.fetch.words import Word, say
+from dcr_cli.receiver.survey import open_root
+from dcr_cli.remote.keys import APPLIED
+from dcr_cli.store.store import Store
+
+
+def note(path: Path, position: Position) -> None:
+    """Note, durably, where the receiver at `path` is."""
+    with open_root(path) as root:
+        if root.make_folder(STATE_FOLDER, PRIVATE_FOLDER_MODE, exist_ok=True):
+            root.sync()
+        with root.open_folder(STATE_FOLDER) as home:
+            write_position(home, position)
+
+
+def is_due(position: Position, wish: Wish) -> bool:
+    """Whether something is left to do for the version that a receiver is at."""
+    return (position.is_hook_due and wish.hook is not None) or (
+        position.is_word_due and wish.speaker is not None and not position.is_hook_due
+    )
+
+
+def end(store: Store, path: Path, position: Position, wish: Wish) -> None:
+    """Run the hook that is due, then say that the version is applied. HookError or TransportError if that fails; then
+    it is due again."""
+    if position.is_hook_due and wish.hook is not None:
+        environment = {
+            "DCR_VERSION": str(position.version),
+            "DCR_CHECKPOINT": os.path.abspath(path),
+            "DCR_DIGEST": blake3_text(position.target.content),
+        }
+        run_hook(wish.hook, environment)
+        position = replace(position, is_hook_due=False)
+        note(path, position)
+    if position.is_word_due and wish.speaker is not None and not position.is_hook_due:
+        word = Word(position.history, position.place, position.target, APPLIED)
+        say(store, wish.speaker, word, time.time())
+        note(path, replace(position, is_word_due=False))

@@ -1,0 +1,114 @@
+"""What a folder holds, for comparing it with versions: from its record if that still counts, else from its bytes.
+
+But for a record of what was read it changes nothing; which version it is, is adoption's question.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from dcr_cli.checkpoint.checkpoint import FileDigest, open_checkpoint
+from dcr_cli.checkpoint.digest import State, content_digest, digest_bytes
+from dcr_cli.checkpoint.folder import Identity
+from dcr_cli.checkpoint.parts import SIDECAR
+from dcr_cli.content import Side, Workers, in_file_order, tensor_digests, tensor_of_part
+from dcr_cli.durable import Folder
+from dcr_cli.errors import DamagedError
+from dcr_cli.fetch.listing import Listing
+from dcr_cli.receiver.gather import Effort
+from dcr_cli.receiver.plan import match_files
+from dcr_cli.receiver.receiver import Receiver
+from dcr_cli.receiver.record import Record, TensorRecord, mode_of_record, read_record, record_folder, write_record
+from dcr_cli.receiver.sidecars import identities_now
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What reading a checkpoint told: its tensors in canonical order, and which files were read."""
+
+    tensors: tuple[TensorRecord, ...]
+    identities: Mapping[str, Identity]
+    skipped: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The content digest of the tensors in a folder, and its files, perhaps among them some that are no part of it.
+
+    `read` is there if it was read just now, and not recorded.
+    """
+
+    content: bytes
+    files: tuple[FileDigest, ...]
+    read: Reading | None = None
+
+    def is_state(self, state: State, listing: Listing | None) -> bool:
+        """Whether it is a version's state: its files, or its tensors and sidecars in shards of the receiver's own.
+
+        Without a listing only a folder with just the version's files is.
+        """
+        if self.content != state.content:
+            return False
+        names = [{file.path for file in listing.files}] if listing is not None else []
+        if match_files(self.files, state.files, names) is not None:
+            return True
+        if listing is None:
+            return False
+        own = {file.path: file.blake3 for file in self.files if file.kind == SIDECAR}
+        return all(own.get(path) == blake3 for path, blake3 in listing.sidecars.items())
+
+
+def recorded(root: Folder) -> Held | None:
+    """What the record of the checkpoint in `root` says; None if a file of it is not the one that was recorded.
+
+    A record counts here as soon as it is written: what is changed is compared again by whoever changes it.
+    """
+    record = _record(root)
+    if record is None or identities_now(root, record.identities) != dict(record.identities):
+        return None
+    return Held(record.state.content, tuple(record.files))
+
+
+def read_held(root: Folder, skip: Sequence[str], effort: Effort) -> Held:
+    """Read every byte of the checkpoint in `root`, leaving out what `skip` matches; ConflictError if it changes
+    meanwhile."""
+    checkpoint = open_checkpoint(root.path, skip=skip, allow_strangers=True)
+    with Workers(effort.jobs, "check", effort.progress) as workers, checkpoint.reader() as reader:
+        tensors = in_file_order(checkpoint.tensors)
+        digests = tensor_digests(workers, Side(checkpoint, reader, tensor_of_part), tensors)
+        files = checkpoint.files_digest(reader)
+    by_name = {tensor.name: digest_bytes(digest) for tensor, digest in zip(tensors, digests, strict=True)}
+    rows = tuple(TensorRecord(t.name, t.dtype.name, t.shape, by_name[t.name]) for t in checkpoint.tensors)
+    content = content_digest((row.name, row.dtype, row.shape, row.digest) for row in rows)
+    return Held(content, tuple(files), Reading(rows, checkpoint.identities, checkpoint.skipped))
+
+
+def leave_record(receiver: Receiver, held: Held, listing: Listing | None) -> None:
+    """Leave a record of a checkpoint that was read and found to be a version with these files, so that it need not be
+    read again."""
+    if held.read is None:
+        return
+    sidecars = {file.path for file in held.files} if listing is None else listing.sidecars.keys()
+    files = [file for file in held.files if file.kind != SIDECAR or file.path in sidecars]
+    identities = {file.path: held.read.identities[file.path] for file in files}
+    mode = mode_of_record(receiver.root, identities)
+    write_record(receiver.home, held.content, held.read.tensors, files, identities, held.read.skipped, mode=mode)
+    receiver.keeps_home = True
+
+
+def recorded_skips(root: Folder) -> tuple[str, ...]:
+    """What the record of a folder says was left out of it."""
+    record = _record(root)
+    return record.skipped if record is not None else ()
+
+
+def _record(root: Folder) -> Record | None:
+    try:
+        home = record_folder(root)
+    except DamagedError:
+        return None
+    if home is None:
+        return None
+    with home:
+        return read_record(home)

@@ -1,0 +1,126 @@
+"""What a remote has on the way to a version: commits, anchors and documents, asked for only as far as a way needs them.
+
+Which way is taken is way.py's decision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dcr_cli.errors import NotFoundError, WrongBaseError
+from dcr_cli.fetch.anchors import read_anchor
+from dcr_cli.fetch.download import Documents, RemovedError, fetch_documents
+from dcr_cli.fetch.source import Source, commits_between, require_version
+from dcr_cli.fetch.spool import Spool
+from dcr_cli.fetch.way import Goal, Way, find_way, first_gap, is_worth_looking
+from dcr_cli.remote.anchor import Anchor
+from dcr_cli.remote.version import Published
+
+
+class Scout:
+    """Looks for a way from a receiver's own version, if it has one, to a target; remembers what was there."""
+
+    def __init__(self, source: Source, own: Published | None, target: int) -> None:
+        self.goal = Goal(own.version.number if own is not None else None, target)
+        self.anchors: dict[int, Anchor] = {}
+        self._source = source
+        self._missing: set[int] = set()
+        self._asked: set[int] = set()
+        first = own if own is not None and own.version.number <= target else None
+        if first is None:
+            newest = require_version(source, target)
+            first = newest if newest.version.anchor == target else require_version(source, newest.version.anchor)
+        self.commits = commits_between(source, first, target)
+
+    @property
+    def target(self) -> Published:
+        return self.commits[self.goal.target]
+
+    def way(self, own_bytes: int) -> Way:
+        """Find the best way, for a receiver that holds so many bytes; WrongBaseError, or NotFoundError, if there is
+        none."""
+        way = self._best()
+        if is_worth_looking(way, own_bytes):
+            self._ask({self.goal.target, self.target.version.anchor})
+            way = self._best()
+        for version in self._others():
+            if way is not None:
+                break
+            self._ask({version})
+            way = self._best()
+        if way is None:
+            raise self._no_way()
+        return way if way.anchor is None or self._has(way.anchor) else self.way(own_bytes)
+
+    def documents(self, way: Way, spool: Spool | None) -> list[Documents]:
+        """Fetch the documents of a way's deltas; RemovedError if some are gone, and `way` then finds another one."""
+        found = []
+        for version in way.deltas:
+            published = self.commits[version]
+            commit = published.version.delta
+            if commit is None:
+                raise RemovedError(self._source.shown, version)
+            try:
+                found.append(fetch_documents(self._source.store, published, commit, spool))
+            except RemovedError as error:
+                self.miss(error.version)
+                raise
+        return found
+
+    def miss(self, version: int) -> None:
+        """Note that the delta of a version is not there."""
+        self._missing.add(version)
+
+    def _best(self) -> Way | None:
+        deltas = {
+            number: published.version.bytes
+            for number, published in self.commits.items()
+            if published.version.delta is not None
+        }
+        anchors = {
+            number: published.version.bytes
+            for number, published in self.commits.items()
+            if published.version.delta is None and (number not in self._asked or number in self.anchors)
+        }
+        anchors |= {number: anchor.bytes for number, anchor in self.anchors.items()}
+        return find_way(self.goal, deltas, anchors, missing=self._missing)
+
+    def _ask(self, versions: set[int]) -> None:
+        for version in sorted(versions - self._asked, reverse=True):
+            self._asked.add(version)
+            published = self.commits.get(version)
+            anchor = read_anchor(self._source, published) if published is not None else None
+            if anchor is not None:
+                self.anchors[version] = anchor
+
+    def _has(self, version: int) -> bool:
+        """Whether the anchor of a version is there, which its commit says it has."""
+        self._ask({version})
+        return version in self.anchors
+
+    def _others(self) -> Iterator[int]:
+        """Versions that may have an anchor though no commit on the way says so; older ones where those may serve."""
+        own, target = self.goal
+        if own is not None and own <= target:
+            yield from range(target, own, -1)
+            return
+        oldest = min(self.commits)
+        yield from range(target, oldest - 1, -1)
+        while oldest > 1:
+            before = require_version(self._source, oldest - 1)
+            older = min(self.commits[oldest].version.anchor, before.version.anchor)
+            self.commits = commits_between(self._source, require_version(self._source, older), target)
+            yield from range(oldest - 1, older - 1, -1)
+            oldest = older
+
+    def _no_way(self) -> WrongBaseError | NotFoundError:
+        own, target = self.goal
+        if own is None or own > target:
+            facts = f"no anchor from which version {target} can be reached"
+            return NotFoundError(self._source.shown, facts, hint=f"dcr anchor {self._source.shown} makes one")
+        gap = first_gap(self.goal, self._deltas(), self._missing)
+        facts = f"version {gap} is missing; no anchor at or after it"
+        return WrongBaseError(self._source.shown, facts, hint=f"dcr anchor {self._source.shown} makes one")
+
+    def _deltas(self) -> set[int]:
+        return {number for number, published in self.commits.items() if published.version.delta is not None}

@@ -1,0 +1,79 @@
+"""What is asked of a pull, checked."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from dcr_cli.errors import NOT_SET, UsageError
+from dcr_cli.fetch.hook import DEFAULT_SECONDS, Hook
+from dcr_cli.fetch.words import Speaker
+from dcr_cli.receiver.beside import ASIDE
+from dcr_cli.receiver.change import IN_PLACE, REPLACE
+from dcr_cli.receiver.gather import Effort
+from dcr_cli.remote.keys import check_receiver
+from dcr_cli.remote.signing import Trust, load_signing_key, trust_in
+
+MODES = (REPLACE, IN_PLACE, ASIDE)
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """To which version a receiver is brought, in which way, and what is done then.
+
+    `version`: this one, also if it lies behind; None: the newest. `is_repair`: whatever is there, by an anchor.
+    """
+
+    effort: Effort
+    version: int | None = None
+    mode: str = REPLACE
+    keep_previous: bool = False
+    is_repair: bool = False
+    trust: Trust = field(default_factory=Trust)
+    speaker: Speaker | None = None
+    hook: Hook | None = None
+    dry_run: bool = False
+
+
+def make_wish(
+    effort: Effort,
+    *,
+    version: int | None = None,
+    mode: str = REPLACE,
+    keep_previous: bool = False,
+    is_repair: bool = False,
+    trusted_keys: Sequence[str] = (),
+    receiver: str | None = None,
+    receiver_key: str | os.PathLike[str] | None = None,
+    hook: str | None = None,
+    hook_seconds: float = DEFAULT_SECONDS,
+    dry_run: bool = False,
+) -> Wish:
+    """Make a wish of what was given; keys are texts or files. UsageError if it contradicts itself."""
+    if mode not in MODES:
+        raise UsageError("mode", f"one of {', '.join(MODES)} expected, found {mode!r}")
+    if keep_previous and mode != ASIDE:
+        raise UsageError("pull", "keep_previous needs mode aside")
+    if version is not None and version < 1:
+        raise UsageError("--version", f"a version is a number from 1 on, found {version}")
+    if hook is not None and not hook.strip():
+        raise UsageError("--exec", "an empty command", hint=NOT_SET)
+    if not hook_seconds > 0:
+        raise UsageError("--exec-timeout", "a time above 0 expected")
+    if receiver_key is not None and receiver is None:
+        raise UsageError(
+            "--receiver-key", "signs what a receiver says, and needs its name", hint="give --receiver NAME"
+        )
+    key = load_signing_key(receiver_key, "--receiver-key") if receiver_key is not None else None
+    return Wish(
+        effort,
+        version,
+        mode,
+        keep_previous,
+        is_repair,
+        trust_in(trusted_keys),
+        Speaker(check_receiver(receiver), key) if receiver is not None else None,
+        Hook(hook, hook_seconds) if hook is not None else None,
+        dry_run,
+    )

@@ -1,0 +1,201 @@
+"""Follows a remote: brings a checkpoint to each new version as soon as it is there, until it is stopped.
+
+One round is a pull, or a look whether there is news; how long it waits between them is decided here. What a stop
+leaves, the next run finishes.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from dcr_cli.advance import advance, finish, spool_of
+from dcr_cli.arguments import check_path
+from dcr_cli.errors import ConflictError, DcrError, HookError, NotFoundError, TransportError
+from dcr_cli.fetch.ahead import Ahead
+from dcr_cli.fetch.hook import DEFAULT_SECONDS
+from dcr_cli.fetch.prepared import find_prepared, is_staged, stage
+from dcr_cli.fetch.pull_result import PullResult
+from dcr_cli.fetch.source import Source, open_source, require_version
+from dcr_cli.fetch.wish import Wish, make_wish
+from dcr_cli.receiver.change import REPLACE
+from dcr_cli.receiver.gather import Effort, Progress
+from dcr_cli.remote.hint import GIVEN_UP, STREAMING, read_hint
+from dcr_cli.remote.version import Published
+from dcr_cli.store.opening import open_store
+from dcr_cli.store.store import Store
+from dcr_cli.work import threads
+
+__all__ = ["Arrival", "follow"]
+
+# What passes, perhaps; a follower tells of it once and goes on.
+_PASSING = (TransportError, ConflictError, HookError, NotFoundError)
+# In so many rounds once, it is seen that the log still has the version that the receiver is at.
+_CHECK_EVERY = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How long a follower waits between rounds: twice as long each time that nothing is new, by chance a little less.
+
+    `sleep` and `dice` (a number from 0 to 1) are there for tests.
+    """
+
+    shortest_seconds: float = 0.5
+    longest_seconds: float = 10.0
+    sleep: Callable[[float], None] = time.sleep
+    dice: Callable[[], float] = random.random
+
+    def wait(self, quiet_rounds: int) -> None:
+        longest = min(self.shortest_seconds * 2.0 ** min(quiet_rounds, 30), self.longest_seconds)
+        # Many receivers that one commit woke must not all come back at once.
+        self.sleep(longest * (1 + self.dice()) / 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A version that a follower has brought its receiver to.
+
+    `at` is when, for people; `since_commit_seconds` how long after its publisher said that it made the commit, by two
+    clocks, None if it did not say. Its payloads have `payload_bytes`.
+    """
+
+    result: PullResult
+    at: str
+    since_commit_seconds: float | None
+    payload_bytes: int
+
+
+def follow(
+    remote: str | os.PathLike[str],
+    checkpoint: str | os.PathLike[str],
+    *,
+    tell: Callable[[DcrError], None],
+    mode: str = REPLACE,
+    keep_previous: bool = False,
+    storage_options: Mapping[str, object] | None = None,
+    trusted_keys: Sequence[str] = (),
+    receiver: str | None = None,
+    receiver_key: str | os.PathLike[str] | None = None,
+    hook: str | None = None,
+    hook_seconds: float = DEFAULT_SECONDS,
+    limit_bytes_per_second: float | None = None,
+    jobs: int | None = None,
+    progress: Progress | None = None,
+) -> Iterator[Arrival]:
+    """Bring `checkpoint` to each new version of `remote`, for ever: yield an Arrival after each time.
+
+    Arguments are those of `pull`. What passes by itself, a remote that does not answer, or holds nothing yet, a hook
+    that fails, is handed to `tell`, once, and tried again; all else that `pull` raises is raised, and ends it.
+    """
+    wish = make_wish(
+        Effort(threads(jobs), progress),
+        mode=mode,
+        keep_previous=keep_previous,
+        trusted_keys=trusted_keys,
+        receiver=receiver,
+        receiver_key=receiver_key,
+        hook=hook,
+        hook_seconds=hook_seconds,
+    )
+    check_path(checkpoint, "checkpoint")
+    path = Path(checkpoint)
+    finish(path, wish)
+    with open_store(remote, storage_options, limit_bytes_per_second=limit_bytes_per_second) as store:
+        yield from Follower(store, path, wish, tell).arrivals()
+
+
+@dataclass(slots=True)
+class Follower:
+    """One receiver that follows a remote through an open store. `tell` hears of troubles, each kind once in a row."""
+
+    store: Store
+    path: Path
+    wish: Wish
+    tell: Callable[[DcrError], None]
+    pace: Pace = field(default_factory=Pace)
+    _own: Published | None = None
+    _source: Source | None = None
+    _ahead: Ahead | None = None
+    _quiet: int = 0
+    _rounds: int = 0
+
+    def arrivals(self) -> Iterator[Arrival]:
+        """Yield each arrival, for ever. Raises what does not pass by itself: damage, a wrong base, a full disk."""
+        trouble: type[DcrError] | None = None
+        while True:
+            try:
+                arrival = self._round()
+            except _PASSING as error:
+                self._own = None
+                if trouble is not type(error):
+                    trouble = type(error)
+                    self.tell(error)
+                arrival = None
+            else:
+                trouble = None
+            if arrival is not None:
+                self._quiet = 0
+                yield arrival
+                continue
+            self.pace.wait(self._quiet)
+            self._quiet += 1
+
+    def _round(self) -> Arrival | None:
+        self._rounds += 1
+        own, source = self._own, self._source
+        if own is not None and source is not None and self._rounds % _CHECK_EVERY:
+            number = own.version.number
+            if source.log.newest(number) == number:
+                self._look_ahead(source, own)
+                return None
+        result = advance(self.store, self.path, self.wish)
+        self._source = open_source(self.store, self.wish.trust, None) if source is None else source
+        self._own = require_version(self._source, result.version)
+        if result.already:
+            return None
+        arrival = self._arrival(result, self._own)
+        self._ahead = None
+        return arrival
+
+    def _look_ahead(self, source: Source, own: Published) -> None:
+        """Fetch what there is of the version that is being made, as its hint says; stage it if it is prepared."""
+        hint = read_hint(source.store)
+        if hint is None or hint.history != own.version.history or hint.place.version != own.version.number + 1:
+            return
+        if hint.state == GIVEN_UP:
+            if self._ahead is not None:
+                self._ahead = None
+                with spool_of(self.path) as spool:
+                    spool.keep(())
+            return
+        if self._ahead is None or self._ahead.place != hint.place:
+            self._ahead = Ahead(own.version.history, hint.place)
+        with spool_of(self.path) as spool:
+            if hint.state == STREAMING:
+                # While something is being made, its commit is near.
+                self._quiet = 0
+                self._ahead.fetch(source.store, spool)
+            elif not is_staged(spool, hint.place):
+                self._ahead.fetch(source.store, spool)
+                prepared = find_prepared(source, own)
+                if prepared is not None:
+                    stage(source, self.path, spool, prepared, self.wish)
+
+    def _arrival(self, result: PullResult, published: Published) -> Arrival:
+        now = datetime.now(UTC)
+        if self._ahead is not None and self._ahead.place == published.version.place:
+            early = min(self._ahead.bytes, result.reused_bytes)
+            result = replace(result, fetched_before_commit_bytes=early)
+        try:
+            since = (now - datetime.fromisoformat(published.version.created)).total_seconds()
+        except (ValueError, TypeError):
+            since = None
+        delta = published.version.delta
+        payload_bytes = delta.payload_bytes if delta is not None else 0
+        return Arrival(result, now.isoformat(timespec="milliseconds"), since, payload_bytes)

@@ -1,0 +1,79 @@
+"""Brings a checkpoint to a version of a remote, once.
+
+This module takes what is asked for; advance.py carries it out.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from dcr_cli.advance import advance, finish, stage_next
+from dcr_cli.arguments import check_path
+from dcr_cli.fetch.hook import DEFAULT_SECONDS
+from dcr_cli.fetch.pull_result import PullResult
+from dcr_cli.fetch.wish import Wish, make_wish
+from dcr_cli.receiver.change import REPLACE
+from dcr_cli.receiver.gather import Effort, Progress
+from dcr_cli.store.opening import open_store
+from dcr_cli.work import threads
+
+__all__ = ["PullResult", "pull"]
+
+
+def pull(
+    remote: str | os.PathLike[str],
+    checkpoint: str | os.PathLike[str],
+    *,
+    version: int | None = None,
+    mode: str = REPLACE,
+    keep_previous: bool = False,
+    repair: bool = False,
+    storage_options: Mapping[str, object] | None = None,
+    trusted_keys: Sequence[str] = (),
+    receiver: str | None = None,
+    receiver_key: str | os.PathLike[str] | None = None,
+    hook: str | None = None,
+    hook_seconds: float = DEFAULT_SECONDS,
+    limit_bytes_per_second: float | None = None,
+    jobs: int | None = None,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+) -> PullResult:
+    """Bring `checkpoint` to the newest version of `remote`, or to `version`, which may lie behind.
+
+    A folder that is not there, or empty, becomes a copy; one that holds one of the newest versions is brought on from
+    there; any other one is refused, unless `repair` brings it to the version by an anchor, whatever it holds. `mode`
+    and `keep_previous` are those of `apply`. With `trusted_keys` (as text or files) only what one of them has signed
+    counts. `hook` is a shell command that runs when the bytes are in place; if it fails, the next pull runs it again.
+    A `receiver`'s name is what it acknowledges the version by, signed with `receiver_key`; one that has a name also
+    stages the version after it, if that is prepared. Raises what `apply` raises,
+    TransportError, NotFoundError (no remote, no such version), DamagedError, WrongBaseError (another state or history,
+    a log that went backwards, a delta that is gone), HookError.
+    """
+    wish = make_wish(
+        Effort(threads(jobs), progress),
+        version=version,
+        mode=mode,
+        keep_previous=keep_previous,
+        is_repair=repair,
+        trusted_keys=trusted_keys,
+        receiver=receiver,
+        receiver_key=receiver_key,
+        hook=hook,
+        hook_seconds=hook_seconds,
+        dry_run=dry_run,
+    )
+    check_path(checkpoint, "checkpoint")
+    path = Path(checkpoint)
+    is_recovered = finish(path, wish)
+    with open_store(remote, storage_options, limit_bytes_per_second=limit_bytes_per_second) as store:
+        result = replace(advance(store, path, wish), recovered=is_recovered)
+        return replace(result, staged=stage_next(store, path, wish)) if _stages(wish) else result
+
+
+def _stages(wish: Wish) -> bool:
+    """Whether a receiver says what it has staged; one that goes back does not wait for what comes."""
+    return wish.speaker is not None and wish.version is None and not wish.dry_run

@@ -1,0 +1,252 @@
+"""Following: each new version at once, what is being made ahead of its commit, and no end by what passes by itself."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from dcr_cli.errors import DamagedError, DcrError, TransportError
+from dcr_cli.fetch.hook import Hook
+from dcr_cli.fetch.wish import Wish
+from dcr_cli.fetch.words import Speaker
+from dcr_cli.follow import Arrival, Follower, Pace
+from dcr_cli.receiver.gather import Effort
+from dcr_cli.remote.acknowledgement import read_acknowledgement
+from dcr_cli.remote.hint import GIVEN_UP, PREPARED, STREAMING
+from dcr_cli.remote.keys import STAGED, AcknowledgementPlace, commit_key, payload_key, prepared_key
+from dcr_cli.remote.version import Version, encode_version
+from dcr_cli.store.backend import TransientError
+from dcr_cli.store.memory import MemoryBackend
+from dcr_cli.store.retry import Patience
+from dcr_cli.store.store import Store
+from pushed import states
+from receivers import names_below, tree
+from remotes import Remote, place_of, version
+from store_wrappers import Records
+from strategies import write_checkpoint
+
+
+class EndError(Exception):
+    """The scene is over."""
+
+
+@dataclass
+class Scene:
+    """A remote whose publisher acts while its follower waits, and the receiver that follows it."""
+
+    folder: Path
+    name: str = field(default_factory=lambda: uuid4().hex)
+    told: list[DcrError] = field(default_factory=list)
+    waits: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.checkpoints = [
+            write_checkpoint(self.folder / f"v{number}", state, shards=2, sidecars={"config.json": b"{}"})
+            for number, state in enumerate(states(4), start=1)
+        ]
+        self.backend = Records(MemoryBackend(self.name))
+        self.remote = Remote(Store(MemoryBackend(self.name), "memory://remote"), self.folder)
+        self.remote.publish(self.checkpoints[0])
+        self.root = self.folder / "r"
+
+    def publish(self) -> None:
+        number = len(self.remote.log)
+        self.remote.publish(self.checkpoints[number], self.checkpoints[number - 1])
+
+    def put_payloads(self, number: int) -> Version:
+        """Put all of a delta but its commit; what that will say."""
+        parts = self.remote.put_delta(self.checkpoints[number - 2], self.checkpoints[number - 1], place_of(number))
+        return version(number, previous=self.remote.log[-1].blake3, anchor=1, parts=parts)
+
+    def play(self, acts: list[Callable[[], object]], wish: Wish | None = None, **pace: Any) -> list[Arrival]:
+        """Follow while one act after the other is done in the waits, and one wait more."""
+        left: Iterator[Callable[[], object]] = iter([*acts, nothing])
+
+        def wait(seconds: float) -> None:
+            self.waits.append(seconds)
+            act = next(left, None)
+            if act is None:
+                raise EndError
+            act()
+
+        store = Store(self.backend, "memory://remote", patience=Patience(deadline_seconds=0.0))
+        paces = Pace(sleep=wait, dice=lambda: 1.0, **pace)
+        follower = Follower(store, self.root, wish or Wish(Effort(1, None)), self.told.append, paces)
+        found = []
+        try:
+            for arrival in follower.arrivals():
+                found.append(arrival)
+        except EndError:
+            pass
+        return found
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Scene:
+    return Scene(tmp_path)
+
+
+def nothing() -> None:
+    pass
+
+
+def test_each_version_comes_when_it_is_there(scene: Scene) -> None:
+    """B31: whoever published it, and whatever was asked for before."""
+    found = scene.play([nothing, scene.publish, scene.publish, nothing])
+    assert [arrival.result.version for arrival in found] == [1, 2, 3]
+    assert [arrival.result.from_version for arrival in found] == [None, 1, 2]
+    assert tree(scene.root) == tree(scene.checkpoints[2])
+    assert found[1].since_commit_seconds is not None and found[1].at.endswith("+00:00")
+
+
+def test_waits_grow_while_nothing_comes_and_are_short_after_news(scene: Scene) -> None:
+    scene.play([*[nothing] * 6, scene.publish, nothing], shortest_seconds=1.0, longest_seconds=8.0)
+    assert scene.waits == [1, 2, 4, 8, 8, 8, 8, 1, 2, 4]
+
+
+def test_the_own_commit_is_looked_at_now_and_then(scene: Scene) -> None:
+    scene.play([nothing] * 40)
+    looked = [key for _, key in scene.backend.calls]
+    assert looked.count(commit_key(2)) > 40 and looked.count(commit_key(1)) < 10
+
+
+def test_what_is_being_made_is_fetched_before_it_is_committed(scene: Scene) -> None:
+    made: list[Version] = []
+
+    def make() -> None:
+        made.append(scene.put_payloads(2))
+        scene.remote.hint(2, STREAMING)
+
+    def commit() -> None:
+        scene.remote.store.put(commit_key(2), encode_version(made[0]))
+        scene.backend.calls.clear()
+
+    found = scene.play([make, nothing, commit])
+    parts = made[0].delta
+    assert parts is not None and found[1].result.fetched_before_commit_bytes == parts.payload_bytes
+    assert not [key for _, key in scene.backend.calls if "/payloads/000000" in key]
+    assert tree(scene.root) == tree(scene.checkpoints[1])
+    assert "fetched" not in names_below(scene.root / ".dcr")
+
+
+def test_a_payload_that_is_not_what_the_commit_lists_is_fetched_again(scene: Scene) -> None:
+    made: list[Version] = []
+
+    def make_another() -> None:
+        made.append(scene.put_payloads(2))
+        scene.remote.hint(2, STREAMING)
+        key = payload_key(place_of(2), 0)
+        right = scene.remote.store.get(key, most_bytes=1 << 20)
+        other = Scene(scene.folder / "other")
+        other.checkpoints[1] = scene.checkpoints[3]
+        other.put_payloads(2)
+        wrong = other.remote.store.get(key, most_bytes=1 << 20)
+        assert right is not None and wrong is not None and right != wrong
+        scene.remote.store.put(key, wrong)
+        made_right.append(right)
+
+    made_right: list[bytes] = []
+
+    def commit() -> None:
+        scene.remote.store.put(payload_key(place_of(2), 0), made_right[0])
+        scene.remote.store.put(commit_key(2), encode_version(made[0]))
+
+    found = scene.play([make_another, commit])
+    assert found[1].result.fetched_before_commit_bytes == 0
+    assert tree(scene.root) == tree(scene.checkpoints[1])
+
+
+def test_what_is_no_payload_of_that_version_is_not_kept(scene: Scene) -> None:
+    def mislead() -> None:
+        scene.remote.hint(2, STREAMING)
+        scene.put_payloads(2)
+        made = scene.remote.store.get(payload_key(place_of(2), 0), most_bytes=1 << 20)
+        scene.remote.hint(3, STREAMING)
+        scene.remote.store.put(payload_key(place_of(3), 0), made or b"")
+
+    def mislead_again() -> None:
+        scene.remote.store.put(payload_key(place_of(2), 0), b"<html>")
+        scene.remote.hint(2, STREAMING)
+
+    scene.play([mislead, nothing, mislead_again, nothing])
+    assert not list(scene.root.glob(".dcr/fetched/*/payloads/*"))
+
+
+def test_a_version_that_is_given_up_leaves_nothing(scene: Scene) -> None:
+    def make() -> None:
+        scene.put_payloads(2)
+        scene.remote.hint(2, STREAMING)
+
+    scene.play([make, nothing, functools.partial(scene.remote.hint, 2, GIVEN_UP)])
+    assert "fetched" not in names_below(scene.root / ".dcr")
+
+
+def test_a_prepared_version_is_staged_and_said_so_once(scene: Scene) -> None:
+    made: list[Version] = []
+    wish = Wish(Effort(1, None), speaker=Speaker("rollout-1"))
+    place = AcknowledgementPlace(place_of(2), "rollout-1", STAGED)
+
+    def prepare() -> None:
+        made.append(scene.put_payloads(2))
+        scene.remote.store.put(prepared_key(place_of(2)), encode_version(made[0]))
+        scene.remote.hint(2, PREPARED)
+
+    def look() -> None:
+        assert read_acknowledgement(scene.remote.store, place) is not None
+        assert tree(scene.root) == tree(scene.checkpoints[0])
+        scene.remote.store.put(commit_key(2), encode_version(made[0]))
+
+    found = scene.play([prepare, nothing, nothing, look], wish)
+    assert [arrival.result.version for arrival in found] == [1, 2]
+    creates = [key for name, key in scene.backend.calls if name == "create" and key.endswith(STAGED)]
+    assert len(creates) == 1
+    assert tree(scene.root) == tree(scene.checkpoints[1])
+
+
+def test_what_is_prepared_wrongly_is_not_said_to_be_staged(scene: Scene) -> None:
+    """It does not follow the version that the receiver is at."""
+    wish = Wish(Effort(1, None), speaker=Speaker("rollout-1"))
+
+    def prepare() -> None:
+        made = scene.put_payloads(3)
+        scene.remote.store.put(prepared_key(place_of(3)), encode_version(made))
+        scene.remote.hint(3, PREPARED)
+
+    scene.play([prepare, nothing], wish)
+    place = AcknowledgementPlace(place_of(3), "rollout-1", STAGED)
+    assert read_acknowledgement(scene.remote.store, place) is None
+
+
+def test_a_remote_that_does_not_answer_is_told_of_once_and_ends_nothing(scene: Scene) -> None:
+    faults = iter([False, *[True] * 5, *[False] * 100])
+
+    def fail(name: str, key: str) -> None:
+        scene.backend.calls.append((name, key))
+        if key == commit_key(2) and next(faults):
+            raise TransientError("did not answer")
+
+    scene.backend.called = fail  # type: ignore[method-assign]
+    found = scene.play([*[nothing] * 8, scene.publish, nothing])
+    assert [arrival.result.version for arrival in found] == [1, 2]
+    assert [type(error) for error in scene.told] == [TransportError]
+
+
+def test_a_hook_that_fails_is_told_of_and_run_again(scene: Scene) -> None:
+    wish = Wish(Effort(1, None), hook=Hook(f"echo . >> {scene.folder}/runs; test $(wc -l < {scene.folder}/runs) -gt 2"))
+    scene.play([nothing] * 5, wish)
+    assert (scene.folder / "runs").read_text() == ".\n" * 3
+    assert [type(error).__name__ for error in scene.told] == ["HookError"]
+
+
+def test_damage_ends_it(scene: Scene) -> None:
+    def damage() -> None:
+        scene.remote.store.put(commit_key(2), b"")
+
+    with pytest.raises(DamagedError):
+        scene.play([damage, nothing])

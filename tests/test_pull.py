@@ -1,0 +1,704 @@
+"""Pull: a receiver comes to the version that is asked for, from wherever it is, and never to anything else."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dcr_cli.advance import advance, spool_of
+from dcr_cli.checkpoint.checkpoint import open_checkpoint
+from dcr_cli.checkpoint.digest import blake3_text
+from dcr_cli.checkpoint.in_progress import is_incomplete
+from dcr_cli.durable import open_folder
+from dcr_cli.errors import (
+    ConflictError,
+    DamagedError,
+    HookError,
+    IncompleteError,
+    NotFoundError,
+    TransportError,
+    UsageError,
+    WrongBaseError,
+)
+from dcr_cli.fetch.position import POSITION_NAME, read_position
+from dcr_cli.fetch.wish import Wish
+from dcr_cli.pull import pull
+from dcr_cli.receiver.gather import Effort
+from dcr_cli.receiver.receiver import Receiver
+from dcr_cli.remote.acknowledgement import read_acknowledgement
+from dcr_cli.remote.keys import APPLIED, AcknowledgementPlace
+from dcr_cli.remote.signing import trust_in
+from dcr_cli.store.backend import Backend, TransientError
+from dcr_cli.store.memory import MemoryBackend
+from dcr_cli.store.retry import Patience
+from dcr_cli.store.store import Store
+from dcr_cli.verify import verify
+from faults import StoppedError, stopped_at
+from pushed import History, history, states
+from receivers import fresh_copy, names_below, tree
+from store_wrappers import Allows, FailsCall, FlipsAByte, KillsAtCall, Records, Truncates, wrapping
+from strategies import tensor_of, write_checkpoint
+
+
+@pytest.fixture(scope="module")
+def five(tmp_path_factory: pytest.TempPathFactory) -> History:
+    """A remote of five versions, which no test changes."""
+    return history(tmp_path_factory.mktemp("five"), 5)
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> History:
+    """A smaller one of three versions."""
+    found = History(tmp_path_factory.mktemp("three"))
+    for state in states(3, tensors=2):
+        found.publish(state)
+    return found
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with two keys."""
+    folder = tmp_path_factory.mktemp("keys")
+    for name in ("ours", "theirs"):
+        make_key(folder / name)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def signed(keys: Path, tmp_path_factory: pytest.TempPathFactory) -> History:
+    """A remote of three versions that are signed with the first key."""
+    return history(tmp_path_factory.mktemp("signed"), 3, key=keys / "ours")
+
+
+@contextmanager
+def recorded_calls() -> Iterator[list[tuple[str, str]]]:
+    """The calls of the stores that are opened meanwhile."""
+    calls: list[tuple[str, str]] = []
+
+    def wrap(backend: Backend) -> Records:
+        wrapped = Records(backend)
+        wrapped.calls = calls
+        return wrapped
+
+    with wrapping(wrap):
+        yield calls
+
+
+def at(history: History, number: int, path: Path) -> Path:
+    """A receiver that was brought to a version."""
+    pull(history.url, path, version=number, jobs=1)
+    return path
+
+
+def version_of(path: Path) -> int | None:
+    """The version that a receiver says it is at."""
+    with open_folder(path / ".dcr") as home:
+        position = read_position(home)
+    return position.version if position is not None else None
+
+
+class TestGoing:
+    def test_a_first_pull_makes_a_copy(self, five: History, tmp_path: Path) -> None:
+        result = pull(five.url, tmp_path / "r")
+        assert tree(tmp_path / "r") == tree(five.version(5))
+        assert (result.from_version, result.version, result.applied) == (None, 5, (1, 2, 3, 4, 5))
+        assert version_of(tmp_path / "r") == 5
+
+    def test_the_next_versions_come_as_deltas(self, five: History, tmp_path: Path) -> None:
+        root = at(five, 2, tmp_path / "r")
+        with recorded_calls() as calls:
+            result = pull(five.url, root)
+        assert tree(root) == tree(five.version(5))
+        assert (result.from_version, result.version, result.applied) == (2, 5, (3, 4, 5))
+        assert not [key for _, key in calls if key.startswith("anchors/") or key == "dcr.json"]
+        assert names_below(root / ".dcr") == ["lock", POSITION_NAME, "state.json", "state.zst"]
+
+    @pytest.mark.parametrize("mode", ["replace", "in-place"])
+    def test_both_ways_of_changing_it_where_it_is(self, five: History, tmp_path: Path, mode: str) -> None:
+        root = at(five, 1, tmp_path / "r")
+        assert pull(five.url, root, mode=mode).changed
+        assert tree(root) == tree(five.version(5))
+
+    def test_aside_turns_the_link(self, five: History, tmp_path: Path) -> None:
+        at(five, 4, tmp_path / "first")
+        link = tmp_path / "r"
+        link.symlink_to("first")
+        result = pull(five.url, link, mode="aside", keep_previous=True)
+        assert tree(link.resolve()) == tree(five.version(5))
+        assert tree(tmp_path / "first") == tree(five.version(4))
+        assert result.previous == str(tmp_path / "first")
+        assert version_of(link) == 5
+        assert pull(five.url, link, mode="aside").already
+
+    @pytest.mark.parametrize("keep_previous", [True, False])
+    def test_aside_goes_through_several_versions_at_once(
+        self, five: History, tmp_path: Path, keep_previous: bool
+    ) -> None:
+        link = tmp_path / "r"
+        pull(five.url, link, version=2, mode="aside")
+        before = link.resolve()
+        result = pull(five.url, link, mode="aside", keep_previous=keep_previous)
+        assert result.applied == (3, 4, 5) and version_of(link) == 5
+        assert tree(link.resolve()) == tree(five.version(5))
+        assert before.exists() == keep_previous
+        assert len([path for path in tmp_path.iterdir() if not path.is_symlink()]) == 1 + keep_previous
+
+    def test_without_news_two_requests_are_made_and_nothing_is_written(self, five: History, tmp_path: Path) -> None:
+        root = at(five, 5, tmp_path / "r")
+        before = {path: path.lstat().st_mtime_ns for path in [root, *root.rglob("*")]}
+        with recorded_calls() as calls:
+            result = pull(five.url, root)
+        assert result.already and not result.changed and result.version == 5
+        assert calls == [("read", "commits/0000000006.json"), ("read", "commits/0000000005.json")]
+        assert {path: path.lstat().st_mtime_ns for path in [root, *root.rglob("*")]} == before
+
+    def test_a_version_that_lies_behind_is_gone_to_only_when_asked_for(self, five: History, tmp_path: Path) -> None:
+        root = at(five, 5, tmp_path / "r")
+        assert pull(five.url, root, version=3).version == 3
+        assert tree(root) == tree(five.version(3))
+        assert pull(five.url, root).version == 5
+        assert tree(root) == tree(five.version(5))
+
+    def test_a_dry_run_says_the_way_and_changes_nothing(self, five: History, tmp_path: Path) -> None:
+        root = at(five, 3, tmp_path / "r")
+        before = names_below(root)
+        result = pull(five.url, root, dry_run=True)
+        sizes = [five.commit(number).version.bytes for number in (4, 5)]
+        assert result.way is not None and (result.way.anchor, result.way.bytes) == (None, sum(sizes))
+        assert result.dry_run and not result.changed and names_below(root) == before
+        assert pull(five.url, tmp_path / "new", dry_run=True).applied == (1, 2, 3, 4, 5)
+        assert not (tmp_path / "new").exists()
+
+    def test_what_contradicts_itself_is_refused(self, five: History, tmp_path: Path) -> None:
+        for options in ({"mode": "x"}, {"keep_previous": True}, {"version": 0}, {"hook": " "}, {"receiver": "a/b"}):
+            with pytest.raises(UsageError):
+                pull(five.url, tmp_path / "r", **options)
+
+
+class TestWhatIsNotThere:
+    def test_no_remote(self, tmp_path: Path) -> None:
+        with pytest.raises(NotFoundError, match="holds no versions"):
+            pull("memory://nothing-was-ever-there", tmp_path / "r")
+
+    def test_no_such_version(self, five: History, tmp_path: Path) -> None:
+        with pytest.raises(NotFoundError, match="no version 6"):
+            pull(five.url, tmp_path / "r", version=6)
+
+    def test_a_fault_is_no_absence(self, five: History, tmp_path: Path) -> None:
+        """B32: a receiver whose request fails never hears that there is nothing new."""
+        root = at(five, 4, tmp_path / "r")
+        for number in range(2):
+            backend = FailsCall(MemoryBackend(five.name), number, TransientError("did not answer"))
+            store = Store(backend, five.url, patience=Patience(deadline_seconds=0.0))
+            with pytest.raises(TransportError):
+                advance(store, root, Wish(Effort(1, None)))
+        assert tree(root) == tree(five.version(4))
+
+    def test_rights_to_get_alone_are_enough(self, five: History, tmp_path: Path) -> None:
+        """B36: where missing keys are denied, and nothing may be listed."""
+        root = at(five, 2, tmp_path / "r")
+        with wrapping(lambda backend: Allows(backend, get=["*"], stat=[])):
+            assert pull(five.url, root).version == 5
+            assert pull(five.url, root).already
+            assert pull(five.url, tmp_path / "new").version == 5
+            with pytest.raises(NotFoundError, match="no version 6, or it may not be read"):
+                pull(five.url, root, version=6)
+        assert tree(root) == tree(tmp_path / "new") == tree(five.version(5))
+
+    def test_access_to_nothing_is_no_log_that_went_backwards(self, five: History, tmp_path: Path) -> None:
+        root = at(five, 5, tmp_path / "r")
+        with wrapping(lambda backend: Allows(backend)), pytest.raises(TransportError, match="denied"):
+            pull(five.url, root)
+
+
+class TestGaps:
+    """B05: deltas that were pruned."""
+
+    def test_no_way_is_known_before_any_payload_is_fetched(self, tmp_path: Path) -> None:
+        remote = history(tmp_path / "remote", 5)
+        root = at(remote, 1, tmp_path / "r")
+        for number in (2, 3):
+            remote.remove_delta(number)
+        with recorded_calls() as calls, pytest.raises(WrongBaseError, match=r"version 2 is missing; no anchor at or"):
+            pull(remote.url, root)
+        assert not [key for _, key in calls if "/payloads/" in key]
+        assert tree(root) == tree(remote.version(1))
+        remote.anchor(4)
+        assert pull(remote.url, root).applied == (4, 5)
+        assert tree(root) == tree(remote.version(5))
+
+    def test_a_first_pull_passes_over_deltas_that_are_gone(self, tmp_path: Path) -> None:
+        remote = history(tmp_path / "remote", 3)
+        remote.anchor(3)
+        remote.remove_delta(2)
+        assert pull(remote.url, tmp_path / "r").applied == (3,)
+        with pytest.raises(NotFoundError, match="no anchor from which version 2"):
+            pull(remote.url, tmp_path / "other", version=2)
+
+    def test_a_payload_that_goes_while_it_is_read(self, tmp_path: Path) -> None:
+        """B13: the receiver is as it was, or comes another way."""
+        remote = history(tmp_path / "remote", 3)
+        root = at(remote, 2, tmp_path / "r")
+        with remote.open() as store:
+            for entry in store.list(f"versions/{remote.commit(3).version.place}/payloads/"):
+                store.delete(entry.key)
+        with pytest.raises(WrongBaseError, match="version 3 is missing"):
+            pull(remote.url, root)
+        assert tree(root) == tree(remote.version(2)) and version_of(root) == 2
+
+    def test_a_break_is_passed_by_its_anchor(self, tmp_path: Path) -> None:
+        remote = history(tmp_path / "remote", 2)
+        root = at(remote, 2, tmp_path / "r")
+        remote.publish({f"layers.{number}.weight": tensor_of("BF16", (64, 64), 77) for number in (0, 1)}, no_delta=True)
+        remote.publish({f"layers.{number}.weight": tensor_of("BF16", (64, 64), 78) for number in (0, 1)})
+        result = pull(remote.url, root)
+        assert result.applied == (3, 4) and result.way is not None and result.way.anchor == 3
+        assert tree(root) == tree(remote.version(4))
+
+
+class TestLogs:
+    """A log that is not the one that the receiver has seen."""
+
+    def test_one_that_ends_before(self, tmp_path: Path) -> None:
+        remote = history(tmp_path / "remote", 3)
+        root = at(remote, 3, tmp_path / "r")
+        with remote.open() as store:
+            store.delete("commits/0000000003.json")
+        with pytest.raises(WrongBaseError, match="its log ends below version 3"):
+            pull(remote.url, root)
+        assert pull(remote.url, root, version=2).version == 2
+        assert tree(root) == tree(remote.version(2))
+
+    def test_one_with_another_commit(self, tmp_path: Path) -> None:
+        remote = history(tmp_path / "remote", 2)
+        root = at(remote, 2, tmp_path / "r")
+        with remote.open() as store:
+            store.delete("commits/0000000002.json")
+        other = History(tmp_path / "again", name=remote.name)
+        other.folder.mkdir()
+        pull(remote.url, tmp_path / "again" / "baseline", version=1)
+        other.checkpoints = remote.checkpoints[:1]
+        other.publish(states(3)[2])
+        with pytest.raises(WrongBaseError, match="is another than the one"):
+            pull(remote.url, root)
+        assert tree(root) == tree(remote.version(2))
+
+    def test_another_history_at_the_address(self, five: History, tmp_path: Path) -> None:
+        root = at(five, 5, tmp_path / "r")
+        other = history(tmp_path / "other", 2)
+        with pytest.raises(WrongBaseError, match="follows history"):
+            pull(other.url, root)
+        assert pull(other.url, root, repair=True).version == 2
+        assert tree(root) == tree(other.version(2))
+
+    def test_an_empty_commit_is_damage(self, tmp_path: Path) -> None:
+        remote = history(tmp_path / "remote", 2)
+        root = at(remote, 1, tmp_path / "r")
+        with remote.open() as store:
+            store.put("commits/0000000002.json", b"")
+        with pytest.raises(DamagedError):
+            pull(remote.url, root)
+        assert tree(root) == tree(remote.version(1))
+
+
+class TestAdoption:
+    """A folder that nothing is noted of is what its bytes say."""
+
+    def test_a_copy_of_a_version_is_brought_on_from_there(self, five: History, tmp_path: Path) -> None:
+        root = fresh_copy(five.version(3), tmp_path / "r")
+        (root / "mine.txt").write_text("not the publisher's")
+        with recorded_calls() as calls:
+            result = pull(five.url, root)
+        assert result.adopted and (result.from_version, result.applied) == (3, (4, 5))
+        assert tree(root) == tree(five.version(5)) | {"mine.txt": b"not the publisher's"}
+        assert not [key for _, key in calls if key.startswith("anchors/")]
+
+    def test_a_copy_of_the_newest_is_noted_and_read_only_once(self, five: History, tmp_path: Path) -> None:
+        root = fresh_copy(five.version(5), tmp_path / "r")
+        assert pull(five.url, root).already
+        assert version_of(root) == 5
+        told: list[str] = []
+        assert pull(five.url, root, progress=lambda stage, done, total: told.append(stage)).already
+        assert not told
+
+    def test_a_receiver_may_have_shards_of_its_own(self, five: History, tmp_path: Path) -> None:
+        sidecars = {path: data for path, data in tree(five.version(3)).items() if "safetensors" not in path}
+        root = write_checkpoint(tmp_path / "r", states(3)[2], sidecars=sidecars)
+        assert pull(five.url, root).from_version == 3
+        assert sorted(path for path in tree(root) if path.endswith(".safetensors")) == ["model.safetensors"]
+        assert verify(root, against=five.version(5)).matches
+        with recorded_calls() as calls:
+            assert pull(five.url, root).already
+        assert len(calls) == 2
+
+    def test_anything_else_is_refused(self, five: History, tmp_path: Path) -> None:
+        root = write_checkpoint(tmp_path / "r", {"other": tensor_of("BF16", (8, 8), 5)})
+        before = tree(root)
+        with pytest.raises(WrongBaseError, match="is none of the versions 1 to 5") as caught:
+            pull(five.url, root)
+        assert "--repair" in (caught.value.hint or "")
+        assert tree(root) == before and not (root / ".dcr").exists()
+
+    @pytest.mark.parametrize("torn", [b"", b'{"format": 1, "history": "', b"[]\n", b'{"format": 99}\n'])
+    def test_a_torn_note_says_nothing(self, five: History, tmp_path: Path, torn: bytes) -> None:
+        """B55: never that the receiver is at no version."""
+        root = at(five, 4, tmp_path / "r")
+        (root / ".dcr" / POSITION_NAME).write_bytes(torn)
+        with recorded_calls() as calls:
+            result = pull(five.url, root)
+        assert (result.from_version, result.version) == (4, 5)
+        assert not [key for _, key in calls if key.startswith("anchors/")]
+        assert tree(root) == tree(five.version(5))
+
+    def test_a_byte_that_changed_is_seen_without_news_too(self, five: History, tmp_path: Path) -> None:
+        """B60: whatever its size and time say."""
+        root = at(five, 5, tmp_path / "r")
+        shard = next(root.glob("*.safetensors"))
+        status, data = shard.stat(), bytearray(shard.read_bytes())
+        data[-1] ^= 1
+        shard.write_bytes(data)
+        os.utime(shard, ns=(status.st_atime_ns, status.st_mtime_ns))
+        with pytest.raises(WrongBaseError, match="none of the versions"):
+            pull(five.url, root)
+        assert shard.read_bytes() == data
+
+    def test_touched_files_are_read_again_and_counted(self, five: History, tmp_path: Path) -> None:
+        root = at(five, 5, tmp_path / "r")
+        for path in root.glob("*.safetensors"):
+            path.touch()
+        assert pull(five.url, root).already
+        with recorded_calls() as calls:
+            assert pull(five.url, root).already
+        assert len(calls) == 2
+
+
+class TestDamage:
+    """What comes wrong is never applied, and nothing is changed by it."""
+
+    @pytest.mark.parametrize("what", ["payloads/*", "manifest.zst", "digests.zst"])
+    def test_a_byte_that_is_flipped_on_the_way(self, five: History, tmp_path: Path, what: str) -> None:
+        """B03, B41: tried once more, then refused; what is told is what is there."""
+        root = at(five, 4, tmp_path / "r")
+        calls: list[str] = []
+
+        def flip(backend: Backend) -> FlipsAByte:
+            wrapped = FlipsAByte(backend, f"versions/*/{what}", 30)
+            wrapped.called = lambda name, key: calls.append(key)  # type: ignore[method-assign]
+            return wrapped
+
+        with wrapping(flip), pytest.raises(DamagedError):
+            pull(five.url, root, jobs=1)
+        assert tree(root) == tree(five.version(4)) and version_of(root) == 4
+        assert len([key for key in calls if fnmatch(key, f"versions/*/{what}")]) == 2
+        assert pull(five.url, root).version == 5
+        assert tree(root) == tree(five.version(5))
+
+    def test_what_comes_right_the_second_time_is_taken(self, five: History, tmp_path: Path) -> None:
+        root = at(five, 4, tmp_path / "r")
+        with wrapping(lambda backend: Truncates(backend, 4, 10)):
+            assert pull(five.url, root).version == 5
+        assert tree(root) == tree(five.version(5))
+
+    @pytest.mark.parametrize("cut", [4, 1000, 1 << 30])
+    def test_payloads_of_another_size(self, tmp_path: Path, cut: int) -> None:
+        """B48."""
+        remote = history(tmp_path / "remote", 2)
+        root = at(remote, 1, tmp_path / "r")
+        key = f"versions/{remote.commit(2).version.place}/payloads/000000.safetensors"
+        with remote.open() as store:
+            data = store.get(key, most_bytes=1 << 20)
+            assert data is not None
+            for changed in (data[:-cut], data + b"junk"):
+                store.put(key, changed)
+                with pytest.raises(DamagedError):
+                    pull(remote.url, root)
+                assert tree(root) == tree(remote.version(1))
+            store.put(key, data)
+        assert pull(remote.url, root).version == 2
+
+    def test_a_web_page_in_place_of_a_manifest(self, tmp_path: Path) -> None:
+        """B40."""
+        remote = history(tmp_path / "remote", 2)
+        root = at(remote, 1, tmp_path / "r")
+        commit = remote.commit(2).version
+        with remote.open() as store:
+            page = b"<!DOCTYPE html><html>log in".ljust(commit.delta.manifest_bytes if commit.delta else 0)
+            store.put(f"versions/{commit.place}/manifest.zst", page)
+        with pytest.raises(DamagedError):
+            pull(remote.url, root)
+        assert tree(root) == tree(remote.version(1))
+
+    def test_a_file_that_lies_where_a_payload_is_put(self, five: History, tmp_path: Path) -> None:
+        """B41: right in size, all zeros."""
+        root = at(five, 4, tmp_path / "r")
+        place = five.commit(5).version.place
+        with five.open() as store:
+            data = store.get(f"versions/{place}/payloads/000000.safetensors", most_bytes=1 << 20)
+        folder = root / ".dcr/fetched" / str(place) / "payloads"
+        folder.mkdir(parents=True)
+        (folder / "000000.safetensors").write_bytes(bytes(len(data or b"")))
+        assert pull(five.url, root).version == 5
+        assert tree(root) == tree(five.version(5))
+
+
+class TestStops:
+    """Stopped anywhere, a receiver is at a version or marked, and the next run brings it on."""
+
+    def outcome(self, remote: History, root: Path) -> str:
+        try:
+            open_checkpoint(root)
+        except IncompleteError:
+            return "marked"
+        found = tree(root)
+        return next(str(number) for number in (1, 2, 3) if found == tree(remote.version(number)))
+
+    @pytest.mark.parametrize("mode", ["replace", "in-place"])
+    def test_at_steps_of_the_disk_from_the_first_to_the_last(self, three: History, tmp_path: Path, mode: str) -> None:
+        """B01, B58: finished without the remote once it is marked, and stopped a second time meanwhile."""
+        start = at(three, 1, tmp_path / "start")
+        seen = set()
+        number, is_done = 0 if mode == "replace" else 2, False
+        while not is_done:
+            root = fresh_copy(start, tmp_path / "r")
+            run = functools.partial(pull, three.url, root, mode=mode, jobs=1)
+            is_done = stopped_at(number, run)
+            outcome = self.outcome(three, root)
+            seen.add(outcome)
+            if outcome == "marked":
+                stopped_at(3 + number % 7, run)
+            with wrapping(lambda backend: Allows(backend)), suppress(TransportError):
+                # Nothing can be got; what is marked is finished all the same.
+                run()
+            assert self.outcome(three, root) != "marked"
+            with recorded_calls() as calls:
+                run()
+            assert tree(root) == tree(three.version(3)), number
+            assert not [key for _, key in calls if key.startswith("anchors/")], number
+            assert version_of(root) == 3
+            assert names_below(root / ".dcr") == ["lock", POSITION_NAME, "state.json", "state.zst"], number
+            number += 4
+        assert {"1", "marked", "3"} <= seen
+
+    def test_aside_is_old_or_new(self, three: History, tmp_path: Path) -> None:
+        number, is_done = 0, False
+        while not is_done:
+            place = tmp_path / str(number)
+            place.mkdir()
+            link = place / "r"
+            pull(three.url, link, version=1, mode="aside", jobs=1)
+            run = functools.partial(pull, three.url, link, mode="aside", jobs=1)
+            is_done = stopped_at(number, run)
+            assert tree(link.resolve()) in (tree(three.version(1)), tree(three.version(3))), number
+            run()
+            assert tree(link.resolve()) == tree(three.version(3)), number
+            assert version_of(link) == 3 and run().already
+            # The folder before may be left until the link is turned once more.
+            pull(three.url, link, version=1, mode="aside", jobs=1)
+            assert [path.name for path in place.iterdir() if not path.is_symlink()] == [link.resolve().name], number
+            number += 9
+
+    @pytest.mark.parametrize("is_new", [True, False])
+    def test_an_anchor_is_gone_on_with(self, three: History, tmp_path: Path, is_new: bool) -> None:
+        """What had come is not fetched again; once it is marked, nothing more has to come."""
+        broken = at(three, 1, tmp_path / "broken")
+        for path in broken.glob("*.safetensors"):
+            path.write_bytes(path.read_bytes()[:-1] + b"!")
+        (broken / "config.json").write_bytes(b"!")
+        number, is_done, was_marked = 0, False, False
+        while not is_done:
+            root = tmp_path / "r"
+            shutil.rmtree(root, ignore_errors=True)
+            if not is_new:
+                fresh_copy(broken, root)
+            run = functools.partial(pull, three.url, root, version=1, repair=not is_new, jobs=1)
+            is_done = stopped_at(number, run)
+            if root.exists() and is_incomplete(root):
+                was_marked = True
+                with wrapping(Allows), suppress(TransportError):
+                    pull(three.url, root, jobs=1)
+                assert tree(root) == tree(three.version(1)), number
+            run()
+            assert tree(root) == tree(three.version(1)) and version_of(root) == 1, number
+            assert pull(three.url, root, version=1, jobs=1).already
+            assert names_below(root / ".dcr") == ["lock", POSITION_NAME, "state.json", "state.zst"], number
+            number += 5
+        assert was_marked != is_new
+
+    def test_at_every_request(self, three: History, tmp_path: Path) -> None:
+        """What was complete is not fetched twice."""
+        start = at(three, 1, tmp_path / "start")
+        for when in ("before", "within", "after"):
+            number, is_done = 0, False
+            while not is_done:
+                root = fresh_copy(start, tmp_path / "r")
+                with wrapping(functools.partial(KillsAtCall, number=number, when=when)):
+                    try:
+                        pull(three.url, root, jobs=1)
+                        is_done = True
+                    except StoppedError:
+                        assert tree(root) == tree(three.version(1))
+                fetched = root / ".dcr/fetched"
+                complete = {str(path.relative_to(fetched)) for path in fetched.rglob("*") if path.suffix != ".part"}
+                with recorded_calls() as again:
+                    pull(three.url, root, jobs=1)
+                keys = [key.removeprefix("versions/") for _, key in again if key.startswith("versions/")]
+                assert not [key for key in keys if key in complete]
+                assert tree(root) == tree(three.version(3)), number
+                number += 1
+
+
+class TestAtOnce:
+    def test_a_second_pull_is_refused_and_told_by_whom(self, five: History, tmp_path: Path) -> None:
+        """B53."""
+        root = at(five, 4, tmp_path / "r")
+        with spool_of(root), pytest.raises(ConflictError, match=rf"process {os.getpid()} on"):
+            pull(five.url, root)
+        assert pull(five.url, root).version == 5
+
+    def test_an_apply_that_runs_is_not_disturbed(self, five: History, tmp_path: Path) -> None:
+        root = at(five, 4, tmp_path / "r")
+        with open_folder(root) as folder, Receiver(folder), pytest.raises(ConflictError, match="another dcr holds it"):
+            pull(five.url, root)
+        assert pull(five.url, root).version == 5
+
+    def test_one_that_was_faster_is_seen(self, five: History, tmp_path: Path) -> None:
+        root = at(five, 3, tmp_path / "r")
+
+        def overtake(backend: Backend) -> Records:
+            wrapped = Records(backend)
+            other = pull
+
+            def called(name: str, key: str) -> None:
+                nonlocal other
+                once, other = other, lambda *given, **options: None  # type: ignore[assignment]
+                once(five.url, root, version=4)
+
+            wrapped.called = called  # type: ignore[method-assign]
+            return wrapped
+
+        slow = Store(overtake(MemoryBackend(five.name)), five.url)
+        with pytest.raises(ConflictError, match="by another dcr just now"):
+            advance(slow, root, Wish(Effort(1, None)))
+        assert version_of(root) == 4 and pull(five.url, root).version == 5
+
+
+class TestEnding:
+    """Hooks and acknowledgements, which come when the bytes are in place."""
+
+    def test_a_hook_is_told_what_it_needs(self, five: History, tmp_path: Path, capfd: Any) -> None:
+        root = at(five, 4, tmp_path / "r")
+        command = f'echo told; echo "$DCR_VERSION $DCR_CHECKPOINT $DCR_DIGEST" > {tmp_path}/told'
+        pull(five.url, root, hook=command)
+        target = five.commit(5).version.target
+        assert (tmp_path / "told").read_text() == f"5 {root} {blake3_text(target.content)}\n"
+        out, err = capfd.readouterr()
+        assert "told" in err and not out
+        (tmp_path / "told").unlink()
+        assert pull(five.url, root, hook=command).already
+        assert not (tmp_path / "told").exists()
+
+    def test_a_hook_that_fails_is_run_again_until_it_succeeds_once(self, five: History, tmp_path: Path) -> None:
+        root = at(five, 4, tmp_path / "r")
+        for command, facts in (("exit 3", "exited with 3"), ("kill -9 $$", "ended by signal 9")):
+            with pytest.raises(HookError, match=facts):
+                pull(five.url, root, hook=command, receiver="rollout-1")
+            assert tree(root) == tree(five.version(5)) and version_of(root) == 5
+            assert acknowledged(five, 5, "rollout-1") is None
+        assert pull(five.url, root, hook=f"echo . >> {tmp_path}/runs", receiver="rollout-1").already
+        assert pull(five.url, root, hook=f"echo . >> {tmp_path}/runs", receiver="rollout-1").already
+        assert (tmp_path / "runs").read_text() == ".\n"
+        assert acknowledged(five, 5, "rollout-1") is not None
+
+    def test_a_hook_has_only_so_much_time_and_takes_nothing_along(self, five: History, tmp_path: Path) -> None:
+        root = at(five, 4, tmp_path / "r")
+        with pytest.raises(HookError, match="did not end within"):
+            pull(five.url, root, hook="sleep 60 & echo $! > pid; wait", hook_seconds=0.3)
+        pid = int(Path("pid").read_text())
+        Path("pid").unlink()
+        assert not Path(f"/proc/{pid}").exists() or "zombie" in Path(f"/proc/{pid}/status").read_text()
+
+    def test_acknowledgements_are_written_once_and_signed(self, tmp_path: Path) -> None:
+        remote, key = history(tmp_path / "remote", 2), make_key(tmp_path / "key")
+        root = at(remote, 1, tmp_path / "r")
+        pull(remote.url, root, receiver="a", receiver_key=key)
+        found = acknowledged(remote, 2, "a")
+        assert found is not None and found[0].stage == APPLIED
+        assert trust_in([f"{key}.pub"]).signers(found[1], "acknowledgement")
+        pull(remote.url, root, version=1)
+        pull(remote.url, root, receiver="a")
+        assert acknowledged(remote, 2, "a") == found
+
+    def test_one_that_is_denied_undoes_nothing_and_is_due(self, five: History, tmp_path: Path) -> None:
+        root = at(five, 4, tmp_path / "r")
+        with wrapping(lambda backend: Allows(backend, get=["*"])), pytest.raises(TransportError, match="denied"):
+            pull(five.url, root, receiver="denied")
+        assert tree(root) == tree(five.version(5)) and version_of(root) == 5
+        with wrapping(lambda backend: Allows(backend, get=["*"], put=["acks/*"])):
+            assert pull(five.url, root, receiver="denied").already
+        assert acknowledged(five, 5, "denied") is not None
+
+
+class TestTrust:
+    """Only what trusted keys have signed counts."""
+
+    def test_what_is_signed_is_taken(self, signed: History, keys: Path, tmp_path: Path) -> None:
+        ours = [f"{keys}/ours.pub"]
+        pull(signed.url, tmp_path / "r", version=2, trusted_keys=ours)
+        assert pull(signed.url, tmp_path / "r", trusted_keys=ours).from_version == 2
+        assert tree(tmp_path / "r") == tree(signed.version(3))
+
+    def test_what_is_not_is_refused(self, signed: History, five: History, keys: Path, tmp_path: Path) -> None:
+        with pytest.raises(WrongBaseError, match="not signed by a trusted key"):
+            pull(signed.url, tmp_path / "r", trusted_keys=[f"{keys}/theirs.pub"])
+        with pytest.raises(WrongBaseError, match="not signed"):
+            pull(five.url, tmp_path / "r", trusted_keys=[f"{keys}/ours.pub"])
+        assert not (tmp_path / "r").exists()
+
+    def test_a_base_that_nobody_vouches_for_is_none(self, signed: History, keys: Path, tmp_path: Path) -> None:
+        ours = [f"{keys}/ours.pub"]
+        for root in (at(signed, 2, tmp_path / "r"), fresh_copy(signed.version(2), tmp_path / "copy")):
+            with pytest.raises(WrongBaseError, match="not known to be built from signed"):
+                pull(signed.url, root, trusted_keys=ours)
+            assert pull(signed.url, root, trusted_keys=ours, repair=True).version == 3
+            assert tree(root) == tree(signed.version(3))
+            assert pull(signed.url, root, trusted_keys=ours).already
+
+
+class TestRepair:
+    def test_only_what_differs_is_fetched(self, five: History, tmp_path: Path) -> None:
+        root = at(five, 1, tmp_path / "r")
+        shards = sorted(root.glob("*.safetensors"))
+        shards[0].write_bytes(shards[0].read_bytes()[:-1] + b"\xff")
+        (root / "config.json").write_bytes(b"lost")
+        with recorded_calls() as calls:
+            assert pull(five.url, root, repair=True).applied == (1, 2, 3, 4, 5)
+        fetched = [key.rpartition("/")[2] for _, key in calls if "/files/" in key]
+        assert shards[0].name in fetched and shards[1].name not in fetched
+        assert tree(root) == tree(five.version(5))
+
+
+def acknowledged(history: History, version: int, receiver: str) -> Any:
+    place = AcknowledgementPlace(history.commit(version).version.place, receiver, APPLIED)
+    with history.open() as store:
+        return read_acknowledgement(store, place)
+
+
+def make_key(path: Path) -> Path:
+    """Make a private key at `path`, and its public one beside it."""
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    key = Ed25519PrivateKey.generate()
+    path.write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+    Path(f"{path}.pub").write_text(key.public_key().public_bytes_raw().hex())
+    return path

@@ -1,0 +1,100 @@
+"""The command pull: what it prints, its exit codes, and how it ends when it is stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dcr_cli.cli import main
+from dcr_cli.push import push
+from pushed import states
+from receivers import tree
+from strategies import Tensors, write_checkpoint
+
+
+@pytest.fixture
+def remote(tmp_path: Path) -> Path:
+    """A remote in a folder, with two versions."""
+    for number, state in enumerate(states(2), start=1):
+        push(publication(tmp_path, number, state), tmp_path / "remote", baseline=tmp_path / "baseline")
+    return tmp_path / "remote"
+
+
+def publication(folder: Path, number: int, state: Tensors) -> Path:
+    return write_checkpoint(folder / f"v{number}", state, sidecars={"config.json": b"{}"})
+
+
+def run(*arguments: str | Path) -> int:
+    return main(["pull", *map(str, arguments)])
+
+
+def test_what_people_read(remote: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = tmp_path / "r"
+    assert run("-n", remote, root) == 0
+    assert "would bring" in capsys.readouterr().out and not root.exists()
+    assert run(remote, root, "--version", "1") == 0
+    assert run(remote, root) == 0
+    told = capsys.readouterr().out
+    assert f"done: {root} is at version 2" in told and "from       version 1" in told and "1 delta" in told
+    assert run(remote, root) == 0
+    assert f"already there: {root} is at version 2" in capsys.readouterr().out
+    assert tree(root) == tree(tmp_path / "v2")
+
+
+def test_what_programs_read(remote: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(remote, tmp_path / "r", "--json") == 0
+    document = json.loads(capsys.readouterr().out)
+    expected = {"command": "pull", "exit_code": 0, "from_version": None, "version": 2, "applied": [1, 2]}
+    assert {key: document[key] for key in expected} == expected
+    assert document["way"]["anchor"] == 1 and document["downloaded_bytes"] > 0 and document["changed"] is True
+
+
+def test_exit_codes(remote: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = tmp_path / "r"
+    assert run(tmp_path / "nothing", root) == 3
+    assert run(remote, root, "--version", "9") == 3
+    assert run(remote, root, "--exec", "exit 1") == 10
+    assert "the next pull runs it again" in capsys.readouterr().err
+    assert run(remote, root, "--exec", "exit 0") == 0
+    (root / "model.safetensors").write_bytes(b"")
+    assert run(remote, root) in (4, 5)
+    for wrong in (
+        ["--in-place", "--aside"],
+        ["--keep-previous"],
+        ["--follow", "-n"],
+        ["--follow", "--repair"],
+        ["--receiver-key", "x"],
+        ["--exec-timeout", "15"],
+        ["--limit-rate", "fast"],
+        ["--trusted-key", "none"],
+    ):
+        assert run(remote, root, *wrong) == 2, wrong
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_following_ends_by_a_signal(remote: Path, tmp_path: Path, number: int, code: int) -> None:
+    root = tmp_path / "r"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dcr_cli", "pull", remote, root, "--follow", "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ,
+    )
+    assert process.stdout is not None and process.stderr is not None
+    with process.stdout, process.stderr:
+        first = json.loads(process.stdout.readline())
+        assert first["result"]["version"] == 2
+        publication(tmp_path, 3, states(3)[2])
+        push(tmp_path / "v3", remote, baseline=tmp_path / "baseline")
+        assert json.loads(process.stdout.readline())["result"]["applied"] == [3]
+        process.send_signal(number)
+        assert process.wait(20) == code
+        assert "stopped: by signal" in process.stderr.read()
+    assert tree(root) == tree(tmp_path / "v3")
