@@ -18,7 +18,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dcr_cli.anchor import AnchorResult as AnchorResult, anchor as anchor
     from dcr_cli.apply import ApplyResult as ApplyResult, apply as apply
+    from dcr_cli.commit import CommitResult as CommitResult, commit as commit
     from dcr_cli.diff import DiffResult as DiffResult, diff as diff
     from dcr_cli.errors import (
         ConflictError as ConflictError,
@@ -39,7 +41,7 @@ if TYPE_CHECKING:
     from dcr_cli.prune import PruneResult as PruneResult, prune as prune
     from dcr_cli.publish import Publisher as Publisher
     from dcr_cli.pull import PullResult as PullResult, pull as pull
-    from dcr_cli.push import PushResult as PushResult
+    from dcr_cli.push import PushResult as PushResult, push as push
     from dcr_cli.show import ShowAnchorResult as ShowAnchorResult, ShowResult as ShowResult, show as show
     from dcr_cli.status import StatusResult as StatusResult, status as status
     from dcr_cli.verify import VerifyResult as VerifyResult, verify as verify
@@ -72,7 +74,12 @@ _HOME_OF = {
     "prune": "prune",
     "PruneResult": "prune",
     "Publisher": "publish",
+    "push": "push",
     "PushResult": "push",
+    "commit": "commit",
+    "CommitResult": "commit",
+    "anchor": "anchor",
+    "AnchorResult": "anchor",
     "DcrError": "errors",
     "UsageError": "errors",
     "NotFoundError": "errors",
@@ -87,8 +94,10 @@ _HOME_OF = {
 }
 
 __all__ = [
+    "AnchorResult",
     "ApplyResult",
     "Arrival",
+    "CommitResult",
     "ConflictError",
     "DamagedError",
     "DcrError",
@@ -113,13 +122,16 @@ __all__ = [
     "VerifyResult",
     "WrongBaseError",
     "__version__",
+    "anchor",
     "apply",
+    "commit",
     "diff",
     "follow",
     "inspect",
     "log",
     "prune",
     "pull",
+    "push",
     "show",
     "status",
     "verify",

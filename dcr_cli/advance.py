@@ -56,7 +56,10 @@ def finish(path: Path, wish: Wish) -> bool:
         is_begun = is_incomplete(path)
         if is_begun:
             _finish(path, wish)
-        _note_arrival(path, spool, wish)
+        if _note_arrival(path, spool, wish):
+            with open_root(os.path.realpath(path)) as root, Receiver(root):
+                # As it leaves, it tidies up what a change has left that was stopped at its very end.
+                pass
         situation = look(path)
         if situation.position is not None and situation.is_at_position:
             # What led here is not needed any more.
@@ -229,8 +232,8 @@ class _Advance:
         return installed
 
     def _adopt(self) -> None:
-        """Leave a record of what was read, so that it need not be read again."""
-        if self.standing.held is not None and self.standing.held.read is not None:
+        """Leave a record of what was read, so that it need not be read again; and nothing of what was stopped."""
+        if self.standing.held is not None and (self.standing.is_adopted or self.standing.held.read is not None):
             with open_root(os.path.realpath(self.path)) as root, Receiver(root) as receiver:
                 leave_record(receiver, self.standing.held, self.standing.listing)
 
@@ -265,17 +268,19 @@ def spool_of(path: Path) -> Iterator[Spool]:
         yield spool
 
 
-def _note_arrival(path: Path, spool: Spool, wish: Wish) -> None:
-    """Note where a receiver is, if it is at a version that was fetched for it and has not noted that."""
+def _note_arrival(path: Path, spool: Spool, wish: Wish) -> bool:
+    """Note where a receiver is, if it is at a version that was fetched for it and has not noted that: whether it
+    was."""
     situation = look(path)
     old = situation.position
     for published in spool.expected():
         if situation.held is None or (old is not None and old.commit == published.blake3):
-            return
+            return False
         if situation.held.is_state(published.version.target, _listing(spool, published)):
             keys = signers_of(wish.trust, published) if old is not None and is_trusted(old, wish.trust) else ()
             note(path, _position_at(published, old.remote if old is not None else "", keys, wish))
-            return
+            return True
+    return False
 
 
 def _listing(spool: Spool, published: Published) -> Listing | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatch
@@ -15,6 +16,7 @@ import pytest
 from dcr_cli.advance import advance, spool_of
 from dcr_cli.checkpoint.checkpoint import open_checkpoint
 from dcr_cli.checkpoint.digest import blake3_text
+from dcr_cli.checkpoint.in_progress import is_incomplete
 from dcr_cli.durable import open_folder
 from dcr_cli.errors import (
     ConflictError,
@@ -135,6 +137,19 @@ class TestGoing:
         assert result.previous == str(tmp_path / "first")
         assert version_of(link) == 5
         assert pull(five.url, link, mode="aside").already
+
+    @pytest.mark.parametrize("keep_previous", [True, False])
+    def test_aside_goes_through_several_versions_at_once(
+        self, five: History, tmp_path: Path, keep_previous: bool
+    ) -> None:
+        link = tmp_path / "r"
+        pull(five.url, link, version=2, mode="aside")
+        before = link.resolve()
+        result = pull(five.url, link, mode="aside", keep_previous=keep_previous)
+        assert result.applied == (3, 4, 5) and version_of(link) == 5
+        assert tree(link.resolve()) == tree(five.version(5))
+        assert before.exists() == keep_previous
+        assert len([path for path in tmp_path.iterdir() if not path.is_symlink()]) == 1 + keep_previous
 
     def test_without_news_two_requests_are_made_and_nothing_is_written(self, five: History, tmp_path: Path) -> None:
         root = at(five, 5, tmp_path / "r")
@@ -471,6 +486,51 @@ class TestStops:
             assert names_below(root / ".dcr") == ["lock", POSITION_NAME, "state.json", "state.zst"], number
             number += 4
         assert {"1", "marked", "3"} <= seen
+
+    def test_aside_is_old_or_new(self, three: History, tmp_path: Path) -> None:
+        number, is_done = 0, False
+        while not is_done:
+            place = tmp_path / str(number)
+            place.mkdir()
+            link = place / "r"
+            pull(three.url, link, version=1, mode="aside", jobs=1)
+            run = functools.partial(pull, three.url, link, mode="aside", jobs=1)
+            is_done = stopped_at(number, run)
+            assert tree(link.resolve()) in (tree(three.version(1)), tree(three.version(3))), number
+            run()
+            assert tree(link.resolve()) == tree(three.version(3)), number
+            assert version_of(link) == 3 and run().already
+            # The folder before may be left until the link is turned once more.
+            pull(three.url, link, version=1, mode="aside", jobs=1)
+            assert [path.name for path in place.iterdir() if not path.is_symlink()] == [link.resolve().name], number
+            number += 9
+
+    @pytest.mark.parametrize("is_new", [True, False])
+    def test_an_anchor_is_gone_on_with(self, three: History, tmp_path: Path, is_new: bool) -> None:
+        """What had come is not fetched again; once it is marked, nothing more has to come."""
+        broken = at(three, 1, tmp_path / "broken")
+        for path in broken.glob("*.safetensors"):
+            path.write_bytes(path.read_bytes()[:-1] + b"!")
+        (broken / "config.json").write_bytes(b"!")
+        number, is_done, was_marked = 0, False, False
+        while not is_done:
+            root = tmp_path / "r"
+            shutil.rmtree(root, ignore_errors=True)
+            if not is_new:
+                fresh_copy(broken, root)
+            run = functools.partial(pull, three.url, root, version=1, repair=not is_new, jobs=1)
+            is_done = stopped_at(number, run)
+            if root.exists() and is_incomplete(root):
+                was_marked = True
+                with wrapping(Allows), suppress(TransportError):
+                    pull(three.url, root, jobs=1)
+                assert tree(root) == tree(three.version(1)), number
+            run()
+            assert tree(root) == tree(three.version(1)) and version_of(root) == 1, number
+            assert pull(three.url, root, version=1, jobs=1).already
+            assert names_below(root / ".dcr") == ["lock", POSITION_NAME, "state.json", "state.zst"], number
+            number += 5
+        assert was_marked != is_new
 
     def test_at_every_request(self, three: History, tmp_path: Path) -> None:
         """What was complete is not fetched twice."""
