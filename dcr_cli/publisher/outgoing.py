@@ -137,7 +137,7 @@ class Outgoing:
         self.documents: Documents | None = None
         place = sending.place
         identity = {"history": sending.history, "version": str(place.version), "id": place.id}
-        self.writer = PayloadWriter(self._emit, identity=identity)
+        self.writer = PayloadWriter(self._emit, identity=identity, is_streamed=True)
         self._is_begun = False
 
     def finish(self, manifest: Manifest, digests: Sequence[bytes], base: State, target: State) -> None:
