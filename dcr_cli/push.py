@@ -9,7 +9,6 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 from dcr_cli.apply import Way, apply_chain
@@ -151,14 +150,13 @@ def push(
     )
     _check_options(options)
     key = load_signing_key(sign_key) if sign_key is not None else None
-    created = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     _check_ready(Path(checkpoint), ready)
     source = open_checkpoint(checkpoint, skip=skip)
     _check_settled(source, settle_seconds, time.time())
     with open_store(
         remote, storage_options, is_single_writer=single_writer, limit_bytes_per_second=limit_bytes_per_second
     ) as store:
-        author = Author(publisher, created, key)
+        author = Author(publisher, key)
         run = _Push(store, source, options, author, Effort(threads(jobs), progress))
         result = run.run()
         if wait_applied is not None and run.published is not None:
@@ -203,7 +201,7 @@ class _Push:
 
     def _begin_history(self) -> History:
         """Begin a history, unless somebody else is faster; the place of its baseline is known to be there before."""
-        own = History(new_id(), self._options.encodings or ENCODINGS, self._author.created, self._author.publisher)
+        own = History(new_id(), self._options.encodings or ENCODINGS, self._author.now(), self._author.publisher)
         if self._keeps_baseline:
             path = self._options.baseline or default_baseline(self._source.root, own.id)
             with Baseline(path) as baseline:

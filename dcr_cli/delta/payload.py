@@ -32,7 +32,7 @@ CLASSES, STATES_PER_CLASS = 16, 32
 DEFAULT_STATE = 32768
 # Per width one bit, and per class gamma(33) and 32 bytes.
 HEAD_LIMIT = (len(WIDTHS) * (1 + CLASSES * (11 + 8 * STATES_PER_CLASS)) + 7) // 8
-# What is streamed is cut into payloads of about so many bytes, which any block fits, and then of this share of what went
+# What is streamed is cut into payloads of about so many bytes, which any block fits, then of this share of what came
 # before.
 FIRST_PAYLOAD_BYTES, STREAMED_SHARE = 1 << 20, 8
 # A block's size is below 2^28, since no run is larger.

@@ -95,7 +95,7 @@ class Publication:
     @contextmanager
     def outgoing(self, sending: Sending, jobs: int) -> Iterator[Outgoing]:
         """What a delta is written to, and sent from while it comes."""
-        announce = partial(write_hint, self._store, Hint(self.history, sending.place, STREAMING, self._author.created))
+        announce = partial(write_hint, self._store, Hint(self.history, sending.place, STREAMING, self._author.now()))
         with Uploads(jobs) as uploads:
             yield Outgoing(self._home, sending, self._store, uploads, announce)
 
@@ -121,7 +121,7 @@ class Publication:
         """Let receivers stage the version, all of which is sent: the bytes of its commit to be."""
         data = make_commit(self.history, place, self.head, parts, anchor=anchor, author=self._author)
         self._store.put(prepared_key(place), data)
-        write_hint(self._store, Hint(self.history, place, PREPARED, self._author.created))
+        write_hint(self._store, Hint(self.history, place, PREPARED, self._author.now()))
         return len(data)
 
     def commit(self, place: Place, parts: Commit | AnchorParts, anchor: int) -> Committed:
