@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatch
@@ -12,9 +14,12 @@ from typing import Any
 
 import pytest
 
-from dcr_cli.advance import advance, spool_of
+from dcr_cli.advance import advance
+from dcr_cli.apply import apply
 from dcr_cli.checkpoint.checkpoint import open_checkpoint
 from dcr_cli.checkpoint.digest import blake3_text
+from dcr_cli.checkpoint.in_progress import is_incomplete
+from dcr_cli.diff import diff
 from dcr_cli.durable import open_folder
 from dcr_cli.errors import (
     ConflictError,
@@ -27,6 +32,7 @@ from dcr_cli.errors import (
     WrongBaseError,
 )
 from dcr_cli.fetch.position import POSITION_NAME, read_position
+from dcr_cli.fetch.spool import spool_of
 from dcr_cli.fetch.wish import Wish
 from dcr_cli.pull import pull
 from dcr_cli.receiver.gather import Effort
@@ -41,9 +47,9 @@ from dcr_cli.store.store import Store
 from dcr_cli.verify import verify
 from faults import StoppedError, stopped_at
 from pushed import History, history, states
-from receivers import fresh_copy, names_below, tree
+from receivers import fresh_copy, names_below, rich_tensors, tree
 from store_wrappers import Allows, FailsCall, FlipsAByte, KillsAtCall, Records, Truncates, wrapping
-from strategies import tensor_of, write_checkpoint
+from strategies import TensorData, tensor_of, write_checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -135,6 +141,34 @@ class TestGoing:
         assert result.previous == str(tmp_path / "first")
         assert version_of(link) == 5
         assert pull(five.url, link, mode="aside").already
+
+    @pytest.mark.parametrize("keep_previous", [True, False])
+    def test_aside_goes_through_several_versions_at_once(
+        self, five: History, tmp_path: Path, keep_previous: bool
+    ) -> None:
+        link = tmp_path / "r"
+        pull(five.url, link, version=2, mode="aside")
+        before = link.resolve()
+        result = pull(five.url, link, mode="aside", keep_previous=keep_previous)
+        assert result.applied == (3, 4, 5) and version_of(link) == 5
+        assert tree(link.resolve()) == tree(five.version(5))
+        assert before.exists() == keep_previous
+        assert len([path for path in tmp_path.iterdir() if not path.is_symlink()]) == 1 + keep_previous
+
+    @pytest.mark.parametrize("mode", ["replace", "in-place", "aside"])
+    def test_tensors_that_come_go_and_change_their_names(self, tmp_path: Path, mode: str) -> None:
+        """B30, and chains that do not go in one pass."""
+        remote = History(tmp_path)
+        first, second = rich_tensors()
+        third = {f"new.{name}": tensor for name, tensor in second.items()}
+        flat = {name: (dtype, (math.prod(shape),), data) for name, (dtype, shape, data) in third.items()}
+        for tensors in (first, second, third, dict[str, TensorData](flat), first):
+            remote.publish(tensors)
+        root = tmp_path / "r"
+        pull(remote.url, root, version=1, mode="aside" if mode == "aside" else "replace")
+        assert pull(remote.url, root, mode=mode).applied == (2, 3, 4, 5)
+        assert tree(root.resolve()) == tree(remote.version(5))
+        assert pull(remote.url, root, mode=mode).already
 
     def test_without_news_two_requests_are_made_and_nothing_is_written(self, five: History, tmp_path: Path) -> None:
         root = at(five, 5, tmp_path / "r")
@@ -292,6 +326,35 @@ class TestLogs:
         with pytest.raises(DamagedError):
             pull(remote.url, root)
         assert tree(root) == tree(remote.version(1))
+
+
+class TestInProgress:
+    """Changes that others have begun."""
+
+    def test_an_apply_that_was_stopped_is_not_overtaken(self, five: History, tmp_path: Path) -> None:
+        root = at(five, 3, tmp_path / "r")
+        diff(five.version(3), five.version(4), tmp_path / "delta")
+        number = 0
+        while not is_incomplete(root):
+            stopped_at(number, functools.partial(apply, tmp_path / "delta", root, jobs=1))
+            number += 10
+        for dry_run in (False, True):
+            with pytest.raises(IncompleteError, match="incomplete: an apply to it"):
+                pull(five.url, root, dry_run=dry_run)
+        assert pull(five.url, root, repair=True).version == 5
+        assert tree(root) == tree(five.version(5))
+
+    def test_what_was_fetched_for_it_is_gone(self, five: History, tmp_path: Path) -> None:
+        root = at(five, 3, tmp_path / "r")
+        number = 100
+        while not is_incomplete(root):
+            stopped_at(number, functools.partial(pull, five.url, root, jobs=1))
+            number += 5
+        shutil.rmtree(root / ".dcr/fetched")
+        with pytest.raises(IncompleteError, match="not there any more"):
+            pull(five.url, root)
+        assert pull(five.url, root, repair=True).version == 5
+        assert tree(root) == tree(five.version(5))
 
 
 class TestAdoption:
@@ -472,6 +535,51 @@ class TestStops:
             number += 4
         assert {"1", "marked", "3"} <= seen
 
+    def test_aside_is_old_or_new(self, three: History, tmp_path: Path) -> None:
+        number, is_done = 0, False
+        while not is_done:
+            place = tmp_path / str(number)
+            place.mkdir()
+            link = place / "r"
+            pull(three.url, link, version=1, mode="aside", jobs=1)
+            run = functools.partial(pull, three.url, link, mode="aside", jobs=1)
+            is_done = stopped_at(number, run)
+            assert tree(link.resolve()) in (tree(three.version(1)), tree(three.version(3))), number
+            run()
+            assert tree(link.resolve()) == tree(three.version(3)), number
+            assert version_of(link) == 3 and run().already
+            # The folder before may be left until the link is turned once more.
+            pull(three.url, link, version=1, mode="aside", jobs=1)
+            assert [path.name for path in place.iterdir() if not path.is_symlink()] == [link.resolve().name], number
+            number += 9
+
+    @pytest.mark.parametrize("is_new", [True, False])
+    def test_an_anchor_is_gone_on_with(self, three: History, tmp_path: Path, is_new: bool) -> None:
+        """What had come is not fetched again; once it is marked, nothing more has to come."""
+        broken = at(three, 1, tmp_path / "broken")
+        for path in broken.glob("*.safetensors"):
+            path.write_bytes(path.read_bytes()[:-1] + b"!")
+        (broken / "config.json").write_bytes(b"!")
+        number, is_done, was_marked = 0, False, False
+        while not is_done:
+            root = tmp_path / "r"
+            shutil.rmtree(root, ignore_errors=True)
+            if not is_new:
+                fresh_copy(broken, root)
+            run = functools.partial(pull, three.url, root, version=1, repair=not is_new, jobs=1)
+            is_done = stopped_at(number, run)
+            if root.exists() and is_incomplete(root):
+                was_marked = True
+                with wrapping(Allows), suppress(TransportError):
+                    pull(three.url, root, jobs=1)
+                assert tree(root) == tree(three.version(1)), number
+            run()
+            assert tree(root) == tree(three.version(1)) and version_of(root) == 1, number
+            assert pull(three.url, root, version=1, jobs=1).already
+            assert names_below(root / ".dcr") == ["lock", POSITION_NAME, "state.json", "state.zst"], number
+            number += 5
+        assert was_marked != is_new
+
     def test_at_every_request(self, three: History, tmp_path: Path) -> None:
         """What was complete is not fetched twice."""
         start = at(three, 1, tmp_path / "start")
@@ -556,6 +664,14 @@ class TestEnding:
         assert pull(five.url, root, hook=f"echo . >> {tmp_path}/runs", receiver="rollout-1").already
         assert (tmp_path / "runs").read_text() == ".\n"
         assert acknowledged(five, 5, "rollout-1") is not None
+
+    def test_a_hook_stays_due_until_it_can_run(self, five: History, tmp_path: Path) -> None:
+        root = at(five, 3, tmp_path / "r")
+        with pytest.raises(HookError):
+            pull(five.url, root, version=4, hook="exit 1")
+        assert pull(five.url, root).version == 5
+        assert pull(five.url, root, hook=f"echo $DCR_VERSION >> {tmp_path}/runs").already
+        assert (tmp_path / "runs").read_text() == "5\n"
 
     def test_a_hook_has_only_so_much_time_and_takes_nothing_along(self, five: History, tmp_path: Path) -> None:
         root = at(five, 4, tmp_path / "r")
