@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from dcr_cli.advance import advance, finish, spool_of
+from dcr_cli.advance import advance
 from dcr_cli.arguments import check_path
 from dcr_cli.errors import ConflictError, DcrError, HookError, NotFoundError, TransportError
 from dcr_cli.fetch.ahead import Ahead
@@ -22,7 +22,9 @@ from dcr_cli.fetch.hook import DEFAULT_SECONDS
 from dcr_cli.fetch.prepared import find_prepared, is_staged, stage
 from dcr_cli.fetch.pull_result import PullResult
 from dcr_cli.fetch.source import Source, open_source, require_version
+from dcr_cli.fetch.spool import spool_of
 from dcr_cli.fetch.wish import Wish, make_wish
+from dcr_cli.finishing import finish
 from dcr_cli.receiver.change import REPLACE
 from dcr_cli.receiver.gather import Effort, Progress
 from dcr_cli.remote.hint import GIVEN_UP, STREAMING, read_hint

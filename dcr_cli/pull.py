@@ -10,11 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from dcr_cli.advance import advance, finish, stage_next
+from dcr_cli.advance import advance, stage_next
 from dcr_cli.arguments import check_path
 from dcr_cli.fetch.hook import DEFAULT_SECONDS
 from dcr_cli.fetch.pull_result import PullResult
 from dcr_cli.fetch.wish import Wish, make_wish
+from dcr_cli.finishing import finish
 from dcr_cli.receiver.change import REPLACE
 from dcr_cli.receiver.gather import Effort, Progress
 from dcr_cli.store.opening import open_store

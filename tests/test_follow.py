@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 from dcr_cli.errors import DamagedError, DcrError, TransportError
 from dcr_cli.fetch.hook import Hook
+from dcr_cli.fetch.situation import look
 from dcr_cli.fetch.wish import Wish
 from dcr_cli.fetch.words import Speaker
 from dcr_cli.follow import Arrival, Follower, Pace
@@ -197,16 +199,60 @@ def test_a_prepared_version_is_staged_and_said_so_once(scene: Scene) -> None:
         scene.remote.store.put(prepared_key(place_of(2)), encode_version(made[0]))
         scene.remote.hint(2, PREPARED)
 
-    def look() -> None:
+    def check() -> None:
         assert read_acknowledgement(scene.remote.store, place) is not None
         assert tree(scene.root) == tree(scene.checkpoints[0])
         scene.remote.store.put(commit_key(2), encode_version(made[0]))
 
-    found = scene.play([prepare, nothing, nothing, look], wish)
+    found = scene.play([prepare, nothing, nothing, check], wish)
     assert [arrival.result.version for arrival in found] == [1, 2]
     creates = [key for name, key in scene.backend.calls if name == "create" and key.endswith(STAGED)]
     assert len(creates) == 1
     assert tree(scene.root) == tree(scene.checkpoints[1])
+
+
+@pytest.mark.parametrize("is_taken", [True, False])
+def test_aside_all_is_built_but_the_link_turned(scene: Scene, is_taken: bool) -> None:
+    made: list[Version] = []
+    wish = Wish(Effort(1, None), speaker=Speaker("rollout-1"), mode="aside")
+    place = AcknowledgementPlace(place_of(2), "rollout-1", STAGED)
+
+    def folders() -> dict[str, int]:
+        return {each.name: each.stat().st_ino for each in scene.folder.glob("r.dcr-*")}
+
+    def prepare() -> None:
+        made.append(scene.put_payloads(2))
+        scene.remote.store.put(prepared_key(place_of(2)), encode_version(made[0]))
+        scene.remote.hint(2, PREPARED)
+
+    before: list[dict[str, int]] = []
+
+    def check() -> None:
+        said = read_acknowledgement(scene.remote.store, place)
+        assert said is not None and said[0].is_built
+        assert tree(scene.root.resolve()) == tree(scene.checkpoints[0])
+        before.append(folders())
+        assert len(before[0]) == 2
+        # Nothing has to be read again.
+        assert recorded_at(scene.root) == 1
+        if is_taken:
+            scene.remote.store.put(commit_key(2), encode_version(made[0]))
+        else:
+            shutil.rmtree(scene.folder / str(place_of(2)))
+            scene.checkpoints[1] = scene.checkpoints[2]
+            scene.publish()
+
+    scene.play([prepare, nothing, check], wish)
+    assert tree(scene.root.resolve()) == tree(scene.checkpoints[1])
+    left = folders()
+    assert len(left) == 1 and (left.items() <= before[0].items()) == is_taken
+    assert not (scene.root / ".dcr/awaits").exists()
+
+
+def recorded_at(root: Path) -> int | None:
+    """The version that a receiver is known to be at without reading it."""
+    situation = look(root)
+    return situation.position.version if situation.position is not None and situation.is_at_position else None
 
 
 def test_what_is_prepared_wrongly_is_not_said_to_be_staged(scene: Scene) -> None:

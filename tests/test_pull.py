@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 import shutil
 from collections.abc import Iterator
@@ -13,10 +14,12 @@ from typing import Any
 
 import pytest
 
-from dcr_cli.advance import advance, spool_of
+from dcr_cli.advance import advance
+from dcr_cli.apply import apply
 from dcr_cli.checkpoint.checkpoint import open_checkpoint
 from dcr_cli.checkpoint.digest import blake3_text
 from dcr_cli.checkpoint.in_progress import is_incomplete
+from dcr_cli.diff import diff
 from dcr_cli.durable import open_folder
 from dcr_cli.errors import (
     ConflictError,
@@ -29,6 +32,7 @@ from dcr_cli.errors import (
     WrongBaseError,
 )
 from dcr_cli.fetch.position import POSITION_NAME, read_position
+from dcr_cli.fetch.spool import spool_of
 from dcr_cli.fetch.wish import Wish
 from dcr_cli.pull import pull
 from dcr_cli.receiver.gather import Effort
@@ -43,9 +47,9 @@ from dcr_cli.store.store import Store
 from dcr_cli.verify import verify
 from faults import StoppedError, stopped_at
 from pushed import History, history, states
-from receivers import fresh_copy, names_below, tree
+from receivers import fresh_copy, names_below, rich_tensors, tree
 from store_wrappers import Allows, FailsCall, FlipsAByte, KillsAtCall, Records, Truncates, wrapping
-from strategies import tensor_of, write_checkpoint
+from strategies import TensorData, tensor_of, write_checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -150,6 +154,21 @@ class TestGoing:
         assert tree(link.resolve()) == tree(five.version(5))
         assert before.exists() == keep_previous
         assert len([path for path in tmp_path.iterdir() if not path.is_symlink()]) == 1 + keep_previous
+
+    @pytest.mark.parametrize("mode", ["replace", "in-place", "aside"])
+    def test_tensors_that_come_go_and_change_their_names(self, tmp_path: Path, mode: str) -> None:
+        """B30, and chains that do not go in one pass."""
+        remote = History(tmp_path)
+        first, second = rich_tensors()
+        third = {f"new.{name}": tensor for name, tensor in second.items()}
+        flat = {name: (dtype, (math.prod(shape),), data) for name, (dtype, shape, data) in third.items()}
+        for tensors in (first, second, third, dict[str, TensorData](flat), first):
+            remote.publish(tensors)
+        root = tmp_path / "r"
+        pull(remote.url, root, version=1, mode="aside" if mode == "aside" else "replace")
+        assert pull(remote.url, root, mode=mode).applied == (2, 3, 4, 5)
+        assert tree(root.resolve()) == tree(remote.version(5))
+        assert pull(remote.url, root, mode=mode).already
 
     def test_without_news_two_requests_are_made_and_nothing_is_written(self, five: History, tmp_path: Path) -> None:
         root = at(five, 5, tmp_path / "r")
@@ -307,6 +326,35 @@ class TestLogs:
         with pytest.raises(DamagedError):
             pull(remote.url, root)
         assert tree(root) == tree(remote.version(1))
+
+
+class TestInProgress:
+    """Changes that others have begun."""
+
+    def test_an_apply_that_was_stopped_is_not_overtaken(self, five: History, tmp_path: Path) -> None:
+        root = at(five, 3, tmp_path / "r")
+        diff(five.version(3), five.version(4), tmp_path / "delta")
+        number = 0
+        while not is_incomplete(root):
+            stopped_at(number, functools.partial(apply, tmp_path / "delta", root, jobs=1))
+            number += 10
+        for dry_run in (False, True):
+            with pytest.raises(IncompleteError, match="incomplete: an apply to it"):
+                pull(five.url, root, dry_run=dry_run)
+        assert pull(five.url, root, repair=True).version == 5
+        assert tree(root) == tree(five.version(5))
+
+    def test_what_was_fetched_for_it_is_gone(self, five: History, tmp_path: Path) -> None:
+        root = at(five, 3, tmp_path / "r")
+        number = 100
+        while not is_incomplete(root):
+            stopped_at(number, functools.partial(pull, five.url, root, jobs=1))
+            number += 5
+        shutil.rmtree(root / ".dcr/fetched")
+        with pytest.raises(IncompleteError, match="not there any more"):
+            pull(five.url, root)
+        assert pull(five.url, root, repair=True).version == 5
+        assert tree(root) == tree(five.version(5))
 
 
 class TestAdoption:
@@ -616,6 +664,14 @@ class TestEnding:
         assert pull(five.url, root, hook=f"echo . >> {tmp_path}/runs", receiver="rollout-1").already
         assert (tmp_path / "runs").read_text() == ".\n"
         assert acknowledged(five, 5, "rollout-1") is not None
+
+    def test_a_hook_stays_due_until_it_can_run(self, five: History, tmp_path: Path) -> None:
+        root = at(five, 3, tmp_path / "r")
+        with pytest.raises(HookError):
+            pull(five.url, root, version=4, hook="exit 1")
+        assert pull(five.url, root).version == 5
+        assert pull(five.url, root, hook=f"echo $DCR_VERSION >> {tmp_path}/runs").already
+        assert (tmp_path / "runs").read_text() == "5\n"
 
     def test_a_hook_has_only_so_much_time_and_takes_nothing_along(self, five: History, tmp_path: Path) -> None:
         root = at(five, 4, tmp_path / "r")

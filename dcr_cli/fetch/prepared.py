@@ -1,6 +1,7 @@
 """Stages a version that is prepared and not committed: fetches all of it, and sees that a receiver could come to it.
 
-The checkpoint is not changed. That the version becomes one only its commit says.
+The checkpoint is not changed; aside, all is done but the turning of the link. That the version becomes one only its
+commit says.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from dcr_cli.fetch.source import Source
 from dcr_cli.fetch.spool import Spool
 from dcr_cli.fetch.wish import Wish
 from dcr_cli.fetch.words import Word, say
-from dcr_cli.receiver.beside import ASIDE
+from dcr_cli.receiver.beside import ASIDE, build_aside
 from dcr_cli.receiver.job import Target
-from dcr_cli.receiver.rehearsal import rehearse_aside, rehearse_change
+from dcr_cli.receiver.rehearsal import rehearse_change
 from dcr_cli.receiver.survey import open_root
 from dcr_cli.remote.hint import PREPARED, read_hint
 from dcr_cli.remote.keys import STAGED, Place, prepared_key
@@ -67,7 +68,8 @@ def is_staged(spool: Spool, place: Place) -> bool:
 
 
 def stage(source: Source, path: Path, spool: Spool, published: Published, wish: Wish) -> None:
-    """Fetch a prepared version, have its changes decoded against the checkpoint at `path`, and say that it is staged.
+    """Fetch a prepared version, have its changes decoded against the checkpoint at `path`, and say that it is staged;
+    aside, the folder that the link will be turned to is built.
 
     Raises what fetching and applying it would raise; then nothing is said.
     """
@@ -83,9 +85,11 @@ def stage(source: Source, path: Path, spool: Spool, published: Published, wish: 
         payloads.verify_all(effort.jobs)
         target = Target(compose([opened]), ChainPayloads([payloads]), effort.jobs, effort.progress)
         if wish.mode == ASIDE:
-            rehearse_aside(path, target, (), keep_previous=wish.keep_previous)
+            build_aside(path, target, ())
         else:
             with open_root(path) as root:
                 rehearse_change(root, target, wish.mode, ())
-    say(source.store, wish.speaker, Word(version.history, version.place, version.target, STAGED), time.time())
+    is_built = wish.mode == ASIDE
+    word = Word(version.history, version.place, version.target, STAGED, is_built=is_built)
+    say(source.store, wish.speaker, word, time.time())
     spool.write(version.place, _SAID, b"")
