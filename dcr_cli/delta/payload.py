@@ -51,13 +51,22 @@ class PayloadWriter:
     """Packs blocks into payloads, in the order in which they come; for one thread.
 
     `emit` gets the name and the bytes of every payload as soon as it is full. At most two payloads are in memory.
-    `identity` is what each says besides of the delta that it is part of.
+    `identity` is what each says besides of the delta that it is part of. The numbers of the payloads are `first`, then
+    each `step` more: several writers of one delta take turns.
     """
 
     def __init__(
-        self, emit: Emit, *, data_limit: int = PAYLOAD_DATA_LIMIT, identity: Mapping[str, str] | None = None
+        self,
+        emit: Emit,
+        *,
+        data_limit: int = PAYLOAD_DATA_LIMIT,
+        identity: Mapping[str, str] | None = None,
+        first: int = 0,
+        step: int = 1,
     ) -> None:
         self._emit = emit
+        self._first = first
+        self._step = step
         self._identity = identity or {}
         # Room is kept for the largest head, so that where payloads are cut does not depend on the head.
         self._room = data_limit - HEAD_LIMIT
@@ -105,6 +114,11 @@ class PayloadWriter:
         self._emit_payload()
         return tuple(self._rows)
 
+    @property
+    def _index(self) -> int:
+        """The number of the payload that is being filled."""
+        return self._first + self._step * len(self._rows)
+
     def _begin_run(self, table: bytes) -> None:
         self._table = table
         self._sizes = bytearray()
@@ -113,14 +127,14 @@ class PayloadWriter:
 
     def _end_run(self) -> None:
         if self._blocks:
-            self._runs.append(Run(len(self._rows), self._bytes, self._run_bytes, len(self._blocks)))
+            self._runs.append(Run(self._index, self._bytes, self._run_bytes, len(self._blocks)))
             self._parts += (self._table, bytes(self._sizes), *self._blocks)
             self._bytes += self._run_bytes
 
     def _emit_payload(self) -> None:
         if not self._bytes:
             return
-        index = len(self._rows)
+        index = self._index
         data = b"".join((write_head(self._states), *self._parts))
         self._parts, self._bytes, self._states = [], 0, {}
         file = encode_payload(index, data, self._identity)
