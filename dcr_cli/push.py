@@ -150,9 +150,9 @@ def push(
     )
     _check_options(options)
     key = load_signing_key(sign_key) if sign_key is not None else None
-    _check_ready(Path(checkpoint), ready)
+    check_ready(Path(checkpoint), ready)
     source = open_checkpoint(checkpoint, skip=skip)
-    _check_settled(source, settle_seconds, time.time())
+    check_settled(source, settle_seconds, time.time())
     with open_store(
         remote, storage_options, is_single_writer=single_writer, limit_bytes_per_second=limit_bytes_per_second
     ) as store:
@@ -253,13 +253,7 @@ class _Push:
         position = baseline.position()
         if position is not None and position.version < head.version.number:
             self._catch_up(baseline, head)
-        found = open_checkpoint(baseline.path, what="baseline")
-        left_out = open_checkpoint(baseline.path, skip=self._source.skipped, what="baseline")
-        gone = found.identities.keys() - left_out.identities.keys()
-        if gone:
-            facts = f"leaves out {min(gone)}, which version {head.version.number} has"
-            raise UsageError("--skip", facts, hint="--no-delta publishes a version that starts from nothing")
-        return left_out
+        return open_baseline(baseline.path, self._source, head)
 
     def _begin_baseline(self, log: Log, baseline: Baseline, head: Published) -> None:
         """Make the baseline from the checkpoint itself, if it is at one of the newest versions; one that was begun and
@@ -458,6 +452,17 @@ class _Push:
         )
 
 
+def open_baseline(path: Path, source: Checkpoint, head: Published) -> Checkpoint:
+    """Open a baseline that is at `head`, but for what was left out of `source`, which must not be part of it."""
+    found = open_checkpoint(path, what="baseline")
+    left_out = open_checkpoint(path, skip=source.skipped, what="baseline")
+    gone = found.identities.keys() - left_out.identities.keys()
+    if gone:
+        facts = f"leaves out {min(gone)}, which version {head.version.number} has"
+        raise UsageError("--skip", facts, hint="--no-delta publishes a version that starts from nothing")
+    return left_out
+
+
 def _anchor_parts(anchor: Anchor, data: bytes) -> AnchorParts:
     return AnchorParts(anchor.target, object_digest(data), len(data), len(anchor.files), anchor.bytes)
 
@@ -495,13 +500,13 @@ def _check_options(options: PushOptions) -> None:
         raise UsageError("--anchor-every", f"a number from 1 on expected, found {options.anchor_every}")
 
 
-def _check_ready(checkpoint: Path, ready: str | None) -> None:
+def check_ready(checkpoint: Path, ready: str | None) -> None:
     """Raise ConflictError if the file that says that a checkpoint is complete is not there yet."""
     if ready is not None and not os.path.exists(checkpoint / ready):
         raise ConflictError(str(checkpoint), f"is not ready: {ready} is not there yet", hint="try again later")
 
 
-def _check_settled(source: Checkpoint, settle_seconds: float, now: float) -> None:
+def check_settled(source: Checkpoint, settle_seconds: float, now: float) -> None:
     """Raise ConflictError if a file was written less than so many seconds ago."""
     path, newest = max(source.identities.items(), key=lambda pair: pair[1].mtime_ns)
     age = now - newest.mtime_ns / 1e9

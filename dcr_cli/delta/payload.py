@@ -56,6 +56,7 @@ class PayloadWriter:
     `emit` gets the name and the bytes of every payload as soon as it is full. At most two payloads are in memory.
     `identity` is what each says besides of the delta that it is part of. With `is_streamed` payloads are small at first
     and grow with what has gone before, so that whoever fetches them while they appear has most of them at the end.
+    The numbers of the payloads are `first`, then each `step` more: several writers of one delta take turns.
     """
 
     def __init__(
@@ -65,8 +66,12 @@ class PayloadWriter:
         data_limit: int = PAYLOAD_DATA_LIMIT,
         identity: Mapping[str, str] | None = None,
         is_streamed: bool = False,
+        first: int = 0,
+        step: int = 1,
     ) -> None:
         self._emit = emit
+        self._first = first
+        self._step = step
         self._identity = identity or {}
         # Room is kept for the largest head, so that where payloads are cut does not depend on the head.
         self._most_room = data_limit - HEAD_LIMIT
@@ -122,6 +127,11 @@ class PayloadWriter:
             return self._most_room
         return min(self._most_room, max(FIRST_PAYLOAD_BYTES, self._emitted_bytes // STREAMED_SHARE))
 
+    @property
+    def _index(self) -> int:
+        """The number of the payload that is being filled."""
+        return self._first + self._step * len(self._rows)
+
     def _begin_run(self, table: bytes) -> None:
         self._table = table
         self._sizes = bytearray()
@@ -130,14 +140,14 @@ class PayloadWriter:
 
     def _end_run(self) -> None:
         if self._blocks:
-            self._runs.append(Run(len(self._rows), self._bytes, self._run_bytes, len(self._blocks)))
+            self._runs.append(Run(self._index, self._bytes, self._run_bytes, len(self._blocks)))
             self._parts += (self._table, bytes(self._sizes), *self._blocks)
             self._bytes += self._run_bytes
 
     def _emit_payload(self) -> None:
         if not self._bytes:
             return
-        index = len(self._rows)
+        index = self._index
         data = b"".join((write_head(self._states), *self._parts))
         self._parts, self._bytes, self._states = [], 0, {}
         file = encode_payload(index, data, self._identity)
