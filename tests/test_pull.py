@@ -559,7 +559,7 @@ class TestStops:
             assert not [key for _, key in calls if key.startswith("anchors/")], number
             assert version_of(root) == 3
             assert names_below(root / ".dcr") == ["lock", POSITION_NAME, "state.json", "state.zst"], number
-            number += 4
+            number += 7
         assert {"1", "marked", "3"} <= seen
 
     def test_aside_is_old_or_new(self, three: History, tmp_path: Path) -> None:
