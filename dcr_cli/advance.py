@@ -23,7 +23,7 @@ from dcr_cli.fetch.download import Documents, RemovedError, fetch_versions
 from dcr_cli.fetch.ending import arrival_at, end, is_due, note
 from dcr_cli.fetch.held import leave_record
 from dcr_cli.fetch.position import Position
-from dcr_cli.fetch.prepared import find_prepared, is_prepared, stage
+from dcr_cli.fetch.prepared import find_prepared, stage
 from dcr_cli.fetch.pull_result import PullResult
 from dcr_cli.fetch.scout import Scout
 from dcr_cli.fetch.situation import Situation, look
@@ -71,8 +71,7 @@ def stage_next(store: Store, path: Path, wish: Wish) -> int | None:
     if position is None:
         return None
     source = open_source(store, wish.trust, position.history)
-    own = source.log.check_known(position.known, str(path)) if is_prepared(source, position.version) else None
-    prepared = find_prepared(source, own) if own is not None else None
+    prepared = find_prepared(source, position.known)
     if prepared is None:
         return None
     with spool_of(path) as spool:

@@ -28,6 +28,7 @@ from dcr_cli.finishing import finish
 from dcr_cli.receiver.change import REPLACE
 from dcr_cli.receiver.gather import Effort, Progress
 from dcr_cli.remote.hint import GIVEN_UP, STREAMING, read_hint
+from dcr_cli.remote.log import Known
 from dcr_cli.remote.version import Published
 from dcr_cli.store.opening import open_store
 from dcr_cli.store.store import Store
@@ -185,7 +186,7 @@ class Follower:
                 self._ahead.fetch(source.store, spool)
             elif not is_staged(spool, hint.place):
                 self._ahead.fetch(source.store, spool)
-                prepared = find_prepared(source, own)
+                prepared = find_prepared(source, Known(own.version.history, own.version.number, own.blake3))
                 if prepared is not None:
                     stage(source, self.path, spool, prepared, self.wish)
 

@@ -19,6 +19,7 @@ from dcr_cli.apply import apply
 from dcr_cli.checkpoint.checkpoint import open_checkpoint
 from dcr_cli.checkpoint.digest import blake3_text
 from dcr_cli.checkpoint.in_progress import is_incomplete
+from dcr_cli.commit import commit
 from dcr_cli.diff import diff
 from dcr_cli.durable import open_folder
 from dcr_cli.errors import (
@@ -273,6 +274,26 @@ class TestGaps:
             pull(remote.url, root)
         assert tree(root) == tree(remote.version(2)) and version_of(root) == 2
 
+    def test_a_payload_that_is_gone_behind_an_anchor(self, tmp_path: Path) -> None:
+        """The anchor was come to by then, and that is what is noted."""
+        remote = history(tmp_path / "remote", 3)
+        with remote.open() as store:
+            for entry in store.list(f"versions/{remote.commit(3).version.place}/payloads/"):
+                store.delete(entry.key)
+        root = tmp_path / "r"
+        with pytest.raises(WrongBaseError, match="version 3 is missing"):
+            pull(remote.url, root)
+        assert tree(root) == tree(remote.version(1)) and version_of(root) == 1
+
+    def test_an_anchor_that_takes_less_than_the_deltas(self, tmp_path: Path) -> None:
+        remote = History(tmp_path)
+        for seed in range(4):
+            remote.publish({f"{name}.weight": tensor_of("BF16", (64, 64), 2 * seed + name) for name in (0, 1)})
+        root = at(remote, 1, tmp_path / "r")
+        remote.anchor(4)
+        assert pull(remote.url, root).applied == (4,)
+        assert tree(root) == tree(remote.version(4))
+
     def test_a_break_is_passed_by_its_anchor(self, tmp_path: Path) -> None:
         remote = history(tmp_path / "remote", 2)
         root = at(remote, 2, tmp_path / "r")
@@ -386,6 +407,12 @@ class TestAdoption:
         with recorded_calls() as calls:
             assert pull(five.url, root).already
         assert len(calls) == 2
+
+    def test_shards_of_its_own_need_the_sidecars_too(self, five: History, tmp_path: Path) -> None:
+        sidecars = {path: data for path, data in tree(five.version(3)).items() if "safetensors" not in path}
+        root = write_checkpoint(tmp_path / "r", states(3)[2], sidecars=sidecars | {"config.json": b"{}"})
+        with pytest.raises(WrongBaseError, match="none of the versions"):
+            pull(five.url, root)
 
     def test_anything_else_is_refused(self, five: History, tmp_path: Path) -> None:
         root = write_checkpoint(tmp_path / "r", {"other": tensor_of("BF16", (8, 8), 5)})
@@ -532,7 +559,7 @@ class TestStops:
             assert not [key for _, key in calls if key.startswith("anchors/")], number
             assert version_of(root) == 3
             assert names_below(root / ".dcr") == ["lock", POSITION_NAME, "state.json", "state.zst"], number
-            number += 4
+            number += 7
         assert {"1", "marked", "3"} <= seen
 
     def test_aside_is_old_or_new(self, three: History, tmp_path: Path) -> None:
@@ -551,7 +578,7 @@ class TestStops:
             # The folder before may be left until the link is turned once more.
             pull(three.url, link, version=1, mode="aside", jobs=1)
             assert [path.name for path in place.iterdir() if not path.is_symlink()] == [link.resolve().name], number
-            number += 9
+            number += 17
 
     @pytest.mark.parametrize("is_new", [True, False])
     def test_an_anchor_is_gone_on_with(self, three: History, tmp_path: Path, is_new: bool) -> None:
@@ -664,6 +691,29 @@ class TestEnding:
         assert pull(five.url, root, hook=f"echo . >> {tmp_path}/runs", receiver="rollout-1").already
         assert (tmp_path / "runs").read_text() == ".\n"
         assert acknowledged(five, 5, "rollout-1") is not None
+
+    def test_nothing_is_said_before_the_hook(self, five: History, tmp_path: Path) -> None:
+        root = at(five, 4, tmp_path / "r")
+        with pytest.raises(HookError):
+            pull(five.url, root, hook="exit 1")
+        (root / "model-00001-of-00002.safetensors").touch()
+        assert pull(five.url, root, receiver="hasty").already
+        assert acknowledged(five, 5, "hasty") is None
+
+    def test_what_is_prepared_is_staged_once(self, tmp_path: Path) -> None:
+        remote = history(tmp_path / "remote", 2)
+        root = at(remote, 2, tmp_path / "r")
+        remote.publish(states(3)[2], prepare=True)
+        assert pull(remote.url, root, receiver="a").staged == 3
+        with recorded_calls() as calls:
+            assert pull(remote.url, root, receiver="a").staged == 3
+        assert len(calls) == 4 and not [key for _, key in calls if "/payloads/" in key]
+        assert tree(root) == tree(remote.version(2))
+        commit(remote.url, quorum=1)
+        with recorded_calls() as calls:
+            assert pull(remote.url, root, receiver="a").version == 3
+        assert not [key for _, key in calls if key.startswith("versions/")]
+        assert tree(root) == tree(remote.version(3))
 
     def test_a_hook_stays_due_until_it_can_run(self, five: History, tmp_path: Path) -> None:
         root = at(five, 3, tmp_path / "r")

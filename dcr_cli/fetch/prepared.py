@@ -25,26 +25,21 @@ from dcr_cli.receiver.rehearsal import rehearse_change
 from dcr_cli.receiver.survey import open_root
 from dcr_cli.remote.hint import PREPARED, read_hint
 from dcr_cli.remote.keys import STAGED, Place, prepared_key
+from dcr_cli.remote.log import Known
 from dcr_cli.remote.version import COMMIT_KIND, Published, decode_version
 
 # Beside what was fetched of a version: that its receiver has said so.
 _SAID = "staged"
 
 
-def is_prepared(source: Source, version: int) -> bool:
-    """Whether the hint of a remote says that the version after this one is prepared."""
-    hint = read_hint(source.store)
-    return hint is not None and (hint.state, hint.place.version) == (PREPARED, version + 1)
-
-
-def find_prepared(source: Source, own: Published) -> Published | None:
+def find_prepared(source: Source, own: Known) -> Published | None:
     """The version after a receiver's own one that is prepared; None if none is, or none that can follow it.
 
     WrongBaseError if it is not signed as it has to be.
     """
     hint = read_hint(source.store)
     place = hint.place if hint is not None and hint.state == PREPARED else None
-    if place is None or place.version != own.version.number + 1:
+    if place is None or place.version != own.version + 1:
         return None
     key = prepared_key(place)
     data = source.store.get(key, most_bytes=COMMIT_LIMIT, is_denied_absent=True)
@@ -55,7 +50,7 @@ def find_prepared(source: Source, own: Published) -> Published | None:
     except DamagedError:
         # A hint may say anything; only of what is committed damage counts.
         return None
-    follows = (published.version.previous, published.version.history) == (own.blake3, own.version.history)
+    follows = (published.version.previous, published.version.history) == (own.blake3, own.history)
     if not follows or published.version.place != place or published.version.delta is None:
         return None
     source.trust.check(published.signed, COMMIT_KIND, f"{source.shown}/{key}")
