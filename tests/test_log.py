@@ -15,7 +15,7 @@ from dcr_cli.store.backend import AbsentError, Answer, Backend, DeniedError
 from dcr_cli.store.memory import MemoryBackend
 from dcr_cli.store.store import Store
 from remotes import CREATED, HISTORY, OTHER_HISTORY, PUBLISHER, commit, signing_key, version, write_log
-from store_contract import DeniesTheAbsent, Wrapped
+from store_wrappers import DeniesTheAbsent, Wrapped
 
 
 class Counts(Wrapped):

@@ -65,7 +65,8 @@ from remotes import (
     version,
     with_files,
 )
-from store_contract import Clock, FailsCalls
+from store_contract import Clock
+from store_wrappers import FailsCalls
 
 digests = st.binary(min_size=32, max_size=32)
 states = st.builds(State, digests, digests)
