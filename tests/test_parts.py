@@ -301,6 +301,30 @@ def test_a_baseline_that_is_another(steps: list[Path], remote: Path) -> None:
     assert len(commits(remote)) == 1
 
 
+def test_a_baseline_that_is_moved_meanwhile(steps: list[Path], remote: Path) -> None:
+    push(steps[0], remote)
+    position = next((steps[0].parent / ".dcr-baseline").glob("*/.dcr/remote.json"))
+    document = json.loads(position.read_text())
+
+    def move(stage: str, done: int, total: int) -> None:
+        position.write_text(json.dumps(document | {"commit": "blake3:" + "0" * 64}))
+
+    outcome = one_rank(steps[1], remote, Rank(1, 2), progress=move)
+    assert isinstance(outcome, ConflictError) and "was moved" in str(outcome)
+    assert not list(remote.glob("versions/*/parts/*"))
+
+
+def test_a_checkpoint_that_changes_meanwhile(steps: list[Path], remote: Path) -> None:
+    push(steps[0], remote)
+
+    def touch(stage: str, done: int, total: int) -> None:
+        (steps[1] / "config.json").write_text('{"changed": 1}')
+
+    outcome = one_rank(steps[1], remote, Rank(1, 2), progress=touch)
+    assert isinstance(outcome, ConflictError) and "changed while reading" in str(outcome)
+    assert not list(remote.glob("versions/*/parts/*"))
+
+
 def test_a_part_that_was_changed(steps: list[Path], remote: Path) -> None:
     push(steps[0], remote)
     one_rank(steps[1], remote, Rank(1, 2), wait=False)
