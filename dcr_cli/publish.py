@@ -131,8 +131,8 @@ class Publisher:
     def commit(self) -> PushResult:
         """Make the version exist, and bring the baseline to it. Where nothing changed, nothing is published.
 
-        ConflictError if another publisher was faster: then nothing was changed. After TransportError it can be called
-        once more.
+        ConflictError if another publisher was faster: then nothing was changed. After another error it can be called
+        once more, if all was sent; else `begin` is next.
         """
         version = self._begun()
         made = self._finish(version)

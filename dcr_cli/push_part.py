@@ -8,13 +8,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from dcr_cli.arguments import check_path
 from dcr_cli.checkpoint.checkpoint import Checkpoint, open_checkpoint
-from dcr_cli.checkpoint.digest import State, object_digest
+from dcr_cli.checkpoint.digest import object_digest
 from dcr_cli.checkpoint.in_progress import STATE_FOLDER
 from dcr_cli.checkpoint.patterns import check_recorded_patterns
 from dcr_cli.content import Progress
@@ -22,13 +22,14 @@ from dcr_cli.delta.choice import Allowed
 from dcr_cli.delta.commit import Commit
 from dcr_cli.delta.output import DIGESTS_NAME, MANIFEST_NAME, encode_documents
 from dcr_cli.durable import open_folder
-from dcr_cli.errors import ConflictError, IncompleteError, UsageError, WrongBaseError
+from dcr_cli.errors import ConflictError, IncompleteError, WrongBaseError
 from dcr_cli.fetch.position import Position, read_position
 from dcr_cli.publisher.baseline import Baseline, default_baseline
 from dcr_cli.publisher.catching_up import catch_up, knows_its_version
 from dcr_cli.publisher.committing import Author
 from dcr_cli.publisher.merging import Merged, Sides, merge
 from dcr_cli.publisher.part_making import PartMaking
+from dcr_cli.publisher.part_result import PartResult, Rank, check_rank
 from dcr_cli.publisher.part_waiting import Ended, Patience, has_part, too_late, wait_for_end, wait_for_parts
 from dcr_cli.publisher.publication import Publication
 from dcr_cli.publisher.shares import Slice, cut
@@ -38,7 +39,7 @@ from dcr_cli.remote.hint import STREAMING, Hint, write_hint
 from dcr_cli.remote.history import require_history
 from dcr_cli.remote.keys import VERSIONS
 from dcr_cli.remote.log import Log
-from dcr_cli.remote.part import MOST_ATTEMPT_CHARACTERS, MOST_RANKS, Attempt, encode_unchanged, unchanged_key
+from dcr_cli.remote.part import Attempt, encode_unchanged, unchanged_key
 from dcr_cli.remote.signing import Trust, load_signing_key
 from dcr_cli.remote.version import Published
 from dcr_cli.store.opening import open_store
@@ -51,53 +52,37 @@ _FIRST = "dcr push without --part publishes the first version, and makes the bas
 
 
 @dataclass(frozen=True, slots=True)
-class Rank:
-    """Which of how many parts, from 0; `attempt` is a text that all ranks of one attempt share, and no other has."""
-
-    number: int
-    count: int
-    attempt: str = "0"
-
-
-@dataclass(frozen=True, slots=True)
-class PartResult:
-    """What publishing a part came to.
-
-    `kind` is delta (the version exists), prepared, same (nothing changed, nothing was published), or part (this part
-    is complete; nobody waited for the others). Rank 0 alone knows what all parts have together; for others
-    `changed_tensors`, `changed_elements` and `delta_bytes` are None, and `target` too if they did not wait.
-    `recovered`: what a stopped run of the same attempt had published was taken over.
-    """
-
-    remote: str
-    checkpoint: str
-    history: str
-    version: int
-    id: str
-    kind: str
-    rank: int
-    ranks: int
-    attempt: str
-    base_version: int
-    base: State
-    target: State | None
-    tensors: int
-    elements: int
-    dense_bytes: int
-    changed_tensors: int | None
-    changed_elements: int | None
-    delta_bytes: int | None
-    uploaded_bytes: int
-    recovered: bool
-
-
-@dataclass(frozen=True, slots=True)
 class _Options:
+    """How to publish, but for what and where."""
+
     baseline: Path | None
     encoding: str
     prepare: bool
     wait: bool
     patience: Patience
+    author: Author
+    effort: Effort
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What the ranks of an attempt compare: the version before, and the share of each."""
+
+    attempt: Attempt
+    head: Published
+    base: Checkpoint
+    shares: list[tuple[Slice, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    """What came of it, as far as this rank knows, and what it has sent."""
+
+    ended: Ended
+    sent_bytes: int = 0
+    is_recovered: bool = False
+    merged: Merged | None = None
+    delta_bytes: int | None = None
 
 
 def push_part(
@@ -134,59 +119,52 @@ def push_part(
     """
     check_recorded_patterns(skip)
     check_path(checkpoint, "checkpoint")
-    _check_rank(rank)
+    check_rank(rank)
     key = load_signing_key(sign_key) if sign_key is not None else None
     author = Author(publisher, key)
     check_ready(Path(checkpoint), ready)
     source = open_checkpoint(checkpoint, skip=skip)
     check_settled(source, settle_seconds, datetime.now(UTC).timestamp())
     place = Path(baseline) if baseline is not None else None
-    options = _Options(place, encoding, prepare, wait, Patience(timeout_seconds))
+    patience, effort = Patience(timeout_seconds), Effort(threads(jobs), progress)
+    options = _Options(place, encoding, prepare, wait, patience, author, effort)
     with open_store(
         remote, storage_options, is_single_writer=single_writer, limit_bytes_per_second=limit_bytes_per_second
     ) as store:
-        return _Run(store, source, rank, options, author, Effort(threads(jobs), progress)).run()
+        return _Run(store, source, rank, options).run()
 
 
 class _Run:
     """One rank's run, from what the remote holds to what came of all parts."""
 
-    def __init__(
-        self, store: Store, source: Checkpoint, rank: Rank, options: _Options, author: Author, effort: Effort
-    ) -> None:
+    def __init__(self, store: Store, source: Checkpoint, rank: Rank, options: _Options) -> None:
         self._store = store
         self._source = source
         self._rank = rank
         self._options = options
-        self._author = author
-        self._effort = effort
-        self._log = Log(store, require_history(store).id)
+        self._history = require_history(store)
+        self._log = Log(store, self._history.id)
         self._path = options.baseline or default_baseline(source.root, self._log.history)
-        self._trust = Trust(frozenset({author.key.public})) if author.key is not None else Trust()
+        key = options.author.key
+        self._trust = Trust(frozenset({key.public})) if key is not None else Trust()
         self._baseline: Baseline | None = None
 
     def run(self) -> PartResult:
-        allowed = allowed_in(require_history(self._store), self._options.encoding)
+        allowed = allowed_in(self._history, self._options.encoding)
         with ExitStack() as stack:
             # A baseline that is shared is rank 0's to lock and to move.
             if self._rank.number == 0 or self._options.baseline is not None:
                 self._baseline = stack.enter_context(Baseline(self._path))
             head = self._find_head()
-            done = self._attempt_of(head)
-            if done is not None:
-                return self._result(done, head, Ended("delta", head), is_recovered=True)
+            attempt = self._attempt_of(head)
+            if attempt is not None:
+                return self._result(attempt, head, _Done(Ended("delta", head), is_recovered=True))
             attempt = self._attempt(head.version.number + 1, head.blake3)
             base = self._open_base(head)
-            shares = cut(base, self._source, self._rank.count)
-            sent, is_recovered = self._make_part(attempt, base, shares[self._rank.number], allowed)
-            if self._rank.number == 0:
-                return self._commit(attempt, head, base, shares, sent, is_recovered=is_recovered)
-            if not self._options.wait:
-                return self._result(attempt, head, Ended("part"), sent=sent, is_recovered=is_recovered)
-            ended = wait_for_end(self._store, self._log, attempt, self._options.patience)
-            if ended.kind == "delta" and ended.published is not None and self._baseline is not None:
-                catch_up(self._store, self._baseline, ended.published, self._effort)
-            return self._result(attempt, head, ended, sent=sent, is_recovered=is_recovered)
+            work = _Work(attempt, head, base, cut(base, self._source, self._rank.count))
+            done = self._make_part(work, allowed)
+            done = self._commit(work, done) if self._rank.number == 0 else self._wait(attempt, done)
+            return self._result(attempt, head, done)
 
     # Where the log and the baseline stand
 
@@ -205,7 +183,7 @@ class _Run:
         following = self._log.following(at, self._log.newest(position.version))
         head = [at, *following][-1]
         if self._baseline is not None and following:
-            catch_up(self._store, self._baseline, head, self._effort)
+            catch_up(self._store, self._baseline, head, self._options.effort)
         return head
 
     def _position(self) -> Position | None:
@@ -245,60 +223,58 @@ class _Run:
         attempt = self._attempt(version.number, version.previous)
         return attempt if attempt.place == version.place else None
 
-    def _make_part(
-        self, attempt: Attempt, base: Checkpoint, share: tuple[Slice, ...], allowed: Allowed
-    ) -> tuple[int, bool]:
-        """Publish this rank's part unless a stopped run has: the bytes that were sent, and whether it had."""
-        number = self._rank.number
+    def _make_part(self, work: _Work, allowed: Allowed) -> _Done:
+        """Publish this rank's part, unless a stopped run has."""
+        number, attempt, author = self._rank.number, work.attempt, self._options.author
         if number == 0:
-            hint = Hint(self._log.history, attempt.place, STREAMING, self._author.now())
-            write_hint(self._store, hint)
+            write_hint(self._store, Hint(self._log.history, attempt.place, STREAMING, author.now()))
         if has_part(self._store, attempt, number, self._trust):
-            return 0, True
-        making = PartMaking(self._store, attempt, number, self._author, self._effort)
-        making.make(base, self._source, share, allowed)
+            return _Done(Ended("part"), is_recovered=True)
+        making = PartMaking(self._store, attempt, number, author, self._options.effort)
+        making.make(work.base, self._source, work.shares[number], allowed)
         position = self._position()
         if position is None or position.commit != attempt.previous:
             raise ConflictError(str(self._path), "was moved while it was compared", hint="run the same command again")
         making.publish()
-        return making.sent_bytes, False
+        return _Done(Ended("part"), making.sent_bytes)
 
-    def _commit(
-        self,
-        attempt: Attempt,
-        head: Published,
-        base: Checkpoint,
-        shares: list[tuple[Slice, ...]],
-        sent: int,
-        *,
-        is_recovered: bool,
-    ) -> PartResult:
+    def _wait(self, attempt: Attempt, done: _Done) -> _Done:
+        """Wait for what rank 0 makes of all parts, if that was asked for, and bring a baseline of one's own to it."""
+        if not self._options.wait:
+            return done
+        ended = wait_for_end(self._store, self._log, attempt, self._options.patience)
+        if ended.kind == "delta" and ended.published is not None and self._baseline is not None:
+            catch_up(self._store, self._baseline, ended.published, self._options.effort)
+        return replace(done, ended=ended)
+
+    def _commit(self, work: _Work, done: _Done) -> _Done:
         """Make the version of all parts, once they are there."""
         assert self._baseline is not None
+        attempt, head = work.attempt, work.head
         tables = wait_for_parts(self._store, attempt, self._trust, self._options.patience)
-        with base.reader() as old, self._source.reader() as new:
-            sides = Sides(base, self._source, base.files_digest(old), self._source.files_digest(new))
-        merged = merge(attempt, sides, shares, tables)
+        with work.base.reader() as old, self._source.reader() as new:
+            sides = Sides(work.base, self._source, work.base.files_digest(old), self._source.files_digest(new))
+        merged = merge(attempt, sides, work.shares, tables)
         if merged.base != head.version.target:
             facts = f"is not at version {head.version.number}, the newest of {self._store.shown}"
-            raise WrongBaseError(str(base.root), facts, hint="remove the baseline; dcr push makes it anew")
+            raise WrongBaseError(str(work.base.root), facts, hint="remove the baseline; dcr push makes it anew")
+        done = replace(done, merged=merged)
         if merged.base == merged.target:
             self._store.put(unchanged_key(attempt.place), encode_unchanged(attempt))
-            return self._result(attempt, head, Ended("same"), sent=sent, merged=merged, is_recovered=is_recovered)
-        commit, document_bytes = self._put_documents(attempt, merged)
-        publication = Publication(self._store, self._log, self._baseline.home, self._author)
+            return replace(done, ended=Ended("same"))
+        commit, sent_bytes = self._put_documents(attempt, merged)
+        sent_bytes += done.sent_bytes
+        size = commit.payload_bytes + commit.manifest_bytes + commit.digests_bytes
+        publication = Publication(self._store, self._log, self._baseline.home, self._options.author)
         publication.head = head
         anchor = publication.anchor_before()
-        size = commit.payload_bytes + commit.manifest_bytes + commit.digests_bytes
         if self._options.prepare:
-            sent += document_bytes + publication.prepare(attempt.place, commit, anchor)
-            ended = Ended("prepared")
-        else:
-            done = publication.commit(attempt.place, commit, anchor)
-            sent += document_bytes + done.commit_bytes
-            catch_up(self._store, self._baseline, done.published, self._effort)
-            ended = Ended("delta", done.published)
-        return self._result(attempt, head, ended, sent=sent, merged=merged, delta_bytes=size, is_recovered=is_recovered)
+            sent_bytes += publication.prepare(attempt.place, commit, anchor)
+            return replace(done, ended=Ended("prepared"), sent_bytes=sent_bytes, delta_bytes=size)
+        committed = publication.commit(attempt.place, commit, anchor)
+        catch_up(self._store, self._baseline, committed.published, self._options.effort)
+        sent_bytes += committed.commit_bytes
+        return replace(done, ended=Ended("delta", committed.published), sent_bytes=sent_bytes, delta_bytes=size)
 
     def _put_documents(self, attempt: Attempt, merged: Merged) -> tuple[Commit, int]:
         """Put what binds the parts: the commit to be, and the bytes that were sent."""
@@ -308,60 +284,40 @@ class _Run:
             self._store.put(f"{VERSIONS}{attempt.place}/{name}", data)
         return documents.commit, sum(map(len, objects.values()))
 
-    def _result(
-        self,
-        attempt: Attempt,
-        head: Published,
-        ended: Ended,
-        *,
-        sent: int = 0,
-        merged: Merged | None = None,
-        delta_bytes: int | None = None,
-        is_recovered: bool,
-    ) -> PartResult:
-        source = self._source
-        place = head.version.place if ended.kind == "same" else attempt.place
-        is_head = ended.published is head
-        delta = head.version.delta
-        target = merged.target if merged is not None else None
-        if ended.published is not None:
-            place, target = ended.published.version.place, ended.published.version.target
-        elif ended.kind == "same":
-            target = head.version.target
+    def _result(self, attempt: Attempt, head: Published, done: _Done) -> PartResult:
+        source, merged, published = self._source, done.merged, done.ended.published
+        place, target = attempt.place, merged.target if merged is not None else None
+        if done.ended.kind == "same":
+            place, target = head.version.place, head.version.target
+        elif published is not None:
+            place, target = published.version.place, published.version.target
+        # Where this attempt's version was there already, the one before it is the base.
+        delta = head.version.delta if published is head else None
         return PartResult(
             remote=self._store.shown,
             checkpoint=str(source.root),
             history=attempt.history,
             version=place.version,
             id=place.id,
-            kind=ended.kind,
+            kind=done.ended.kind,
             rank=self._rank.number,
             ranks=self._rank.count,
             attempt=self._rank.attempt,
             base_version=attempt.version - 1,
-            base=delta.base if is_head and delta is not None else head.version.target,
+            base=delta.base if delta is not None else head.version.target,
             target=target,
             tensors=len(source.tensors),
             elements=sum(tensor.elements for tensor in source.tensors),
             dense_bytes=sum(tensor.bytes for tensor in source.tensors),
             changed_tensors=merged.changed_tensors if merged is not None else None,
             changed_elements=merged.changed_elements if merged is not None else None,
-            delta_bytes=delta_bytes,
-            uploaded_bytes=sent,
-            recovered=is_recovered,
+            delta_bytes=done.delta_bytes,
+            uploaded_bytes=done.sent_bytes,
+            recovered=done.is_recovered,
         )
 
 
 def _digest_of_files(source: Checkpoint) -> bytes:
     """What tells one checkpoint from another without reading it: the names, sizes and times of its files."""
     facts = (f"{path}\n{one.size}\n{one.mtime_ns}\n" for path, one in source.identities.items())
-    return object_digest("".join(facts).encode(errors="surrogateescape"))
-
-
-def _check_rank(rank: Rank) -> None:
-    if not 0 <= rank.number < rank.count <= MOST_RANKS:
-        facts = f"R/W expected, R from 0 to W - 1 and W at most {MOST_RANKS}, found {rank.number}/{rank.count}"
-        raise UsageError("--part", facts)
-    if not rank.attempt.isprintable() or not 0 < len(rank.attempt) <= MOST_ATTEMPT_CHARACTERS:
-        facts = f"1 to {MOST_ATTEMPT_CHARACTERS} printable characters expected, found {len(rank.attempt)} characters"
-        raise UsageError("--attempt", facts)
+    return object_digest("".join(facts).encode())

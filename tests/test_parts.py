@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import threading
 from pathlib import Path
@@ -9,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from dcr_cli.checkpoint.checkpoint import open_checkpoint
+from dcr_cli.cli import main
+from dcr_cli.cli.ranks import rank_of
 from dcr_cli.errors import ConflictError, DamagedError, DcrError, NotFoundError, UsageError, WrongBaseError
 from dcr_cli.publisher.shares import cut
 from dcr_cli.push import push
@@ -17,7 +20,7 @@ from dcr_cli.store.backend import Backend
 from faults import StoppedError
 from published import build_all, commits, version_folder
 from receivers import fresh_copy, tree, write_rich_pair
-from store_wrappers import KillsAtCall, wrapping
+from store_wrappers import Allows, KillsAtCall, wrapping
 from strategies import TensorData, tensor_of, with_changes, write_checkpoint, write_tiny_steps
 
 Outcome = PartResult | BaseException
@@ -198,6 +201,58 @@ def test_prepared(steps: list[Path], remote: Path, tmp_path: Path) -> None:
     assert build_all(remote, tmp_path / "scratch") == [tree(step) for step in steps[:3]]
 
 
+# The command
+
+
+@pytest.mark.parametrize(
+    ("part", "attempt", "environment", "expected"),
+    [
+        ("3/8", None, {}, (3, 8, "0")),
+        ("auto", None, {"RANK": "1", "WORLD_SIZE": "2", "SLURM_PROCID": "9", "SLURM_NTASKS": "16"}, (1, 2, "0")),
+        ("auto", "x", {"SLURM_PROCID": "9", "SLURM_NTASKS": "16", "SLURM_JOB_ID": "7"}, (9, 16, "x")),
+        ("0/1", None, {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "2"}, (0, 1, "7/2/0")),
+        ("0/1", None, {"TORCHELASTIC_RUN_ID": "r", "TORCHELASTIC_RESTART_COUNT": "3"}, (0, 1, "r/3")),
+    ],
+)
+def test_which_part_it_is(
+    part: str, attempt: str | None, environment: dict[str, str], expected: tuple[int, int, str]
+) -> None:
+    assert rank_of(part, attempt, environment) == expected
+
+
+@pytest.mark.parametrize(("part", "environment"), [("auto", {"RANK": "1"}), ("1", {}), ("1/2/3", {}), ("a/b", {})])
+def test_no_part_at_all(part: str, environment: dict[str, str]) -> None:
+    with pytest.raises(UsageError, match="--part"):
+        rank_of(part, None, environment)
+
+
+def test_the_command(
+    steps: list[Path], remote: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    push(steps[0], remote)
+    arguments = ["push", str(steps[1]), str(remote)]
+    assert main([*arguments, "--part", "1/2", "--no-wait", "--attempt", "a", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["kind"], found["rank"], found["version"]) == ("part", 1, 2)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert main([*arguments, "--part", "auto", "--attempt", "a"]) == 0
+    assert "published: version 2" in capsys.readouterr().out
+    assert main([*arguments, "--part", "auto", "--attempt", "a", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["recovered"] is True
+    assert main([*arguments, "--part", "0/2", "--no-delta"]) == 2
+    assert main([*arguments, "--no-wait"]) == 2
+
+
+def test_the_rights_that_a_part_needs(steps: list[Path], remote: Path) -> None:
+    push(steps[0], remote)
+    get, put = ["dcr.json", "commits/*", "versions/*"], ["versions/*"]
+    with wrapping(lambda backend: Allows(backend, get=get, put=put)):
+        assert isinstance(one_rank(steps[1], remote, Rank(1, 2), wait=False), PartResult)
+    with wrapping(lambda backend: Allows(backend, get=get, put=[*put, "next.json"], create=[*put, "commits/*"])):
+        assert isinstance(one_rank(steps[1], remote, Rank(0, 2)), PartResult)
+
+
 # What goes wrong
 
 
@@ -244,6 +299,30 @@ def test_a_baseline_that_is_another(steps: list[Path], remote: Path) -> None:
     outcome = one_rank(steps[1], remote, Rank(0, 2))
     assert isinstance(outcome, WrongBaseError) and "not at version 1" in str(outcome)
     assert len(commits(remote)) == 1
+
+
+def test_a_baseline_that_is_moved_meanwhile(steps: list[Path], remote: Path) -> None:
+    push(steps[0], remote)
+    position = next((steps[0].parent / ".dcr-baseline").glob("*/.dcr/remote.json"))
+    document = json.loads(position.read_text())
+
+    def move(stage: str, done: int, total: int) -> None:
+        position.write_text(json.dumps(document | {"commit": "blake3:" + "0" * 64}))
+
+    outcome = one_rank(steps[1], remote, Rank(1, 2), progress=move)
+    assert isinstance(outcome, ConflictError) and "was moved" in str(outcome)
+    assert not list(remote.glob("versions/*/parts/*"))
+
+
+def test_a_checkpoint_that_changes_meanwhile(steps: list[Path], remote: Path) -> None:
+    push(steps[0], remote)
+
+    def touch(stage: str, done: int, total: int) -> None:
+        (steps[1] / "config.json").write_text('{"changed": 1}')
+
+    outcome = one_rank(steps[1], remote, Rank(1, 2), progress=touch)
+    assert isinstance(outcome, ConflictError) and "changed while reading" in str(outcome)
+    assert not list(remote.glob("versions/*/parts/*"))
 
 
 def test_a_part_that_was_changed(steps: list[Path], remote: Path) -> None:

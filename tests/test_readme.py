@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from dcr_cli.cli import main
+from dcr_cli.push import push
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -35,12 +36,13 @@ def folder(tiny_pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.Mon
 def test_the_commands_run(folder: Path) -> None:
     lines = [line for block in blocks("console") for line in block.splitlines()]
     commands = [shlex.split(line[2:], comments=True) for line in lines if line.startswith("$ dcr ")]
-    assert {command[1] for command in commands} == {"diff", "apply", "verify", "show", "inspect"}
+    assert {command[1] for command in commands} == {"diff", "apply", "verify", "push", "show", "inspect"}
     for command in commands:
         assert main(command[1:]) == 0, command
 
 
 def test_the_code_runs(folder: Path) -> None:
+    push("step-1", "remote", baseline="baseline")
     for block in blocks("python"):
         subprocess.run([sys.executable, "-c", block], check=True, cwd=folder)
 

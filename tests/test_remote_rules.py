@@ -636,10 +636,14 @@ def test_rule_111_a_part_is_the_one_of_its_key() -> None:
     for key in ("table", "created", "publisher"):
         refused_part(encode_members(without(members, key)), key)
     places = {
-        replace(ATTEMPT, **{name: value}).place  # type: ignore[arg-type]
-        for name, value in (("history", OTHER_HISTORY), ("version", 4), ("previous", b"\1" * 32), ("ranks", 5))
+        ATTEMPT.place,
+        replace(ATTEMPT, history=OTHER_HISTORY).place,
+        replace(ATTEMPT, version=4).place,
+        replace(ATTEMPT, previous=b"\1" * 32).place,
+        replace(ATTEMPT, ranks=5).place,
+        replace(ATTEMPT, text="run/1").place,
+        replace(ATTEMPT, source=b"\1" * 32).place,
     }
-    places |= {replace(ATTEMPT, text="run/1").place, replace(ATTEMPT, source=b"\1" * 32).place, ATTEMPT.place}
     assert len(places) == 7
     lines = ("dcr-1 part", HISTORY, "3", "05" * 32, "4", "06" * 32, "run/0")
     assert ATTEMPT.place.id == object_digest("".join(f"{each}\n" for each in lines).encode()).hex()[:32]
@@ -715,10 +719,12 @@ def test_rule_116_parts_are_their_shares(tmp_path: Path) -> None:
     merged = merge(attempt, sides, shares, tables)
     assert merged.base.content == merged.target.content and merged.base.files != merged.target.files
     row = tables[1].slices[0]
-    others = [(), (row, row)]
+    others: list[tuple[SliceRow, ...]] = [(), (row, row)]
     others += [
-        (replace(row, **{name: 5}),)  # type: ignore[arg-type]
-        for name in ("tensor", "side", "start", "elements")
+        (replace(row, tensor=5),),
+        (replace(row, side=2),),
+        (replace(row, start=5),),
+        (replace(row, elements=5),),
     ]
     for slices in others:
         broken = [tables[0], replace(tables[1], slices=slices)]

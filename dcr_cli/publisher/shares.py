@@ -49,8 +49,8 @@ def cut(base: Checkpoint, target: Checkpoint, ranks: int) -> list[tuple[Slice, .
     for item in items:
         for each in _pieces(item, at, bounds, total // (2 * ranks)):
             width = each.tensor.dtype.width
-            middle = at + (each.start + each.elements / 2) * width
-            while rank < ranks - 1 and middle >= bounds[rank + 1]:
+            twice_middle = 2 * at + (2 * each.start + each.elements) * width
+            while rank < ranks - 1 and twice_middle >= 2 * bounds[rank + 1]:
                 rank += 1
             shares[rank].append(each)
         at += item.tensor.bytes
