@@ -35,6 +35,7 @@ from dcr_cli.fetch.position import POSITION_NAME, read_position
 from dcr_cli.fetch.spool import spool_of
 from dcr_cli.fetch.wish import Wish
 from dcr_cli.pull import pull
+from dcr_cli.push import push
 from dcr_cli.receiver.gather import Effort
 from dcr_cli.receiver.receiver import Receiver
 from dcr_cli.remote.acknowledgement import read_acknowledgement
@@ -758,3 +759,13 @@ def make_key(path: Path) -> Path:
     )
     Path(f"{path}.pub").write_text(key.public_key().public_bytes_raw().hex())
     return path
+
+
+def test_a_checkpoint_lies_apart_from_the_remote(tmp_path: Path) -> None:
+    remote = tmp_path / "remote"
+    push(history(tmp_path / "other", 1).version(1), remote, baseline=tmp_path / "baseline")
+    before = tree(tmp_path)
+    for place in (remote, remote / "checkpoint", tmp_path):
+        with pytest.raises(UsageError, match="cannot lie inside"):
+            pull(remote, place)
+    assert tree(tmp_path) == before

@@ -592,3 +592,27 @@ def test_signed_versions(steps: list[Path], remote: Path, keys: tuple[Path, Path
         assert signature.startswith(b"ed25519:") and line and not end
     with pytest.raises(UsageError, match="a private one is needed"):
         push(steps[2], remote, sign_key=keys[0].with_suffix(".pub"))
+
+
+def test_what_is_written_lies_apart_from_what_is_read(steps: list[Path], remote: Path, tmp_path: Path) -> None:
+    push(steps[0], remote)
+    own = fresh_copy(steps[0], tmp_path / "own")
+    # As one that an apply has changed: only the state folder tells a baseline from any other folder.
+    (own / ".dcr").mkdir()
+    before = tree(tmp_path)
+    link = tmp_path / "link"
+    link.symlink_to(own)
+    for checkpoint, where, baseline in (
+        (own, own, None),
+        (own, own / "remote", None),
+        (own, tmp_path, None),
+        (own, remote, own),
+        (own, remote, link),
+        (own, remote, own / "baseline"),
+        (own, remote, tmp_path),
+        (own, remote, remote / "baseline"),
+    ):
+        with pytest.raises(UsageError, match="cannot lie inside"):
+            push(checkpoint, where, baseline=baseline)
+    link.unlink()
+    assert tree(tmp_path) == before
