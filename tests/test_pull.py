@@ -769,3 +769,28 @@ def test_a_checkpoint_lies_apart_from_the_remote(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="cannot lie inside"):
             pull(remote, place)
     assert tree(tmp_path) == before
+
+
+class TestAnchorsThatDoNotCount:
+    """One anchor is damaged, or signed by nobody who is trusted: another way is taken, if there is one."""
+
+    def test_an_unsigned_one_beside_a_signed_one(self, keys: Path, tmp_path: Path) -> None:
+        remote = history(tmp_path / "remote", 3, key=keys / "ours")
+        remote.key = None
+        remote.anchor(3)
+        result = pull(remote.url, tmp_path / "r", trusted_keys=[str(keys / "ours.pub")])
+        assert result.applied == (1, 2, 3)
+        assert version_of(tmp_path / "r") == 3
+
+    def test_a_damaged_one(self, tmp_path: Path) -> None:
+        remote = history(tmp_path / "remote", 3)
+        remote.anchor(3)
+        with wrapping(lambda backend: FlipsAByte(backend, "anchors/0000000003-*.json", 40)):
+            assert pull(remote.url, tmp_path / "r").applied == (1, 2, 3)
+        remote.remove_delta(2)
+        with (
+            wrapping(lambda backend: FlipsAByte(backend, "anchors/0000000003-*.json", 40)),
+            pytest.raises(DamagedError, match="0000000003"),
+        ):
+            pull(remote.url, tmp_path / "other")
+        assert not (tmp_path / "other").exists()
