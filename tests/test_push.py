@@ -670,6 +670,37 @@ def test_an_anchor_later(steps: list[Path], remote: Path) -> None:
     assert push(steps[3], remote).anchor == 1
 
 
+def test_an_anchor_that_is_not_whole_comes_again(steps: list[Path], remote: Path, keys: tuple[Path, Path]) -> None:
+    push(steps[0], remote)
+    push(steps[1], remote)
+    anchor(steps[1], remote)
+    (file,) = (remote / "anchors").glob("0000000002-*/files/model-00001-*")
+    for spoil in (file.unlink, lambda: file.write_bytes(b"cut")):
+        spoil()
+        assert not anchor(steps[1], remote).already
+        assert anchor(steps[1], remote).already
+    (document,) = (remote / "anchors").glob("0000000002-*.json")
+    document.write_bytes(document.read_bytes()[:-2])
+    assert not anchor(steps[1], remote).already
+    assert not anchor(steps[1], remote, sign_key=keys[0]).already
+    assert anchor(steps[1], remote, sign_key=keys[0]).already
+    assert anchor(steps[1], remote).already
+
+
+def test_an_anchor_that_a_commit_binds_stays_what_it_is(
+    steps: list[Path], remote: Path, keys: tuple[Path, Path]
+) -> None:
+    push(steps[0], remote)
+    (document,) = (remote / "anchors").glob("0000000001-*.json")
+    before = document.read_bytes()
+    document.unlink()
+    with pytest.raises(WrongBaseError, match="another than the commit"):
+        anchor(steps[0], remote, sign_key=keys[0])
+    assert not document.exists()
+    assert not anchor(steps[0], remote).already
+    assert document.read_bytes() == before
+
+
 def test_signed_versions(steps: list[Path], remote: Path, keys: tuple[Path, Path]) -> None:
     push(steps[0], remote, sign_key=keys[0])
     push(steps[1], remote, sign_key=keys[0])
