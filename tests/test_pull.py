@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import math
 import os
 import shutil
@@ -39,7 +40,7 @@ from dcr_cli.push import push
 from dcr_cli.receiver.gather import Effort
 from dcr_cli.receiver.receiver import Receiver
 from dcr_cli.remote.acknowledgement import read_acknowledgement
-from dcr_cli.remote.keys import APPLIED, AcknowledgementPlace
+from dcr_cli.remote.keys import APPLIED, AcknowledgementPlace, commit_key
 from dcr_cli.remote.signing import trust_in
 from dcr_cli.store.backend import Backend, TransientError
 from dcr_cli.store.memory import MemoryBackend
@@ -794,3 +795,48 @@ class TestAnchorsThatDoNotCount:
         ):
             pull(remote.url, tmp_path / "other")
         assert not (tmp_path / "other").exists()
+
+
+class TestANoteIsNoMoreThanItSays:
+    def test_the_weights_of_a_version_with_other_files(self, three: History, tmp_path: Path) -> None:
+        root = at(three, 3, tmp_path / "r")
+        other = fresh_copy(three.version(3), tmp_path / "other")
+        (other / "config.json").write_text("{}")
+        diff(three.version(3), other, tmp_path / "delta", jobs=1)
+        apply(tmp_path / "delta", root, jobs=1)
+        before = tree(root)
+        with pytest.raises(WrongBaseError, match="what it holds"):
+            pull(three.url, root)
+        assert tree(root) == before
+        assert pull(three.url, root, repair=True).changed
+        assert tree(root) == tree(three.version(3))
+
+    def test_one_that_does_not_say_which_files(self, three: History, tmp_path: Path) -> None:
+        root = at(three, 3, tmp_path / "r")
+        path = root / ".dcr" / POSITION_NAME
+        before = path.read_bytes()
+        document = json.loads(before)
+        del document["held_files"]
+        path.write_text(json.dumps(document))
+        assert pull(three.url, root).already
+        assert json.loads(path.read_bytes()) == json.loads(before)
+
+    @pytest.mark.parametrize("is_repair", [False, True])
+    def test_a_log_that_went_backwards_under_a_change(self, tmp_path: Path, is_repair: bool) -> None:
+        remote = history(tmp_path / "remote", 2)
+        start, root = at(remote, 2, tmp_path / "start"), tmp_path / "r"
+        remote.publish(states(3)[2])
+        remote.anchor(3)
+        number = 0
+        while not (root.exists() and is_incomplete(root)):
+            fresh_copy(start, root)
+            assert not stopped_at(number, lambda: pull(remote.url, root, repair=True, jobs=1))
+            number += 1
+        # With what had come it would be finished without the remote.
+        shutil.rmtree(root / ".dcr/fetched")
+        with remote.open() as store:
+            for version in (2, 3):
+                store.delete(commit_key(version))
+        with pytest.raises(WrongBaseError, match="its log ends below version 2"):
+            pull(remote.url, root, repair=is_repair)
+        assert pull(remote.url, root, repair=True, version=1).version == 1
