@@ -96,11 +96,11 @@ class _Advance:
         noted = self.situation.position
         if noted is not None and noted.known == position.known and not self.standing.is_adopted:
             position = noted
-        is_read = self.standing.held is not None and self.standing.held.read is not None
-        if not self.wish.dry_run and (position != noted or is_read or is_due(position, self.wish)):
+        is_noted = position == noted and self.situation.is_at_position
+        if not self.wish.dry_run and (not is_noted or is_due(position, self.wish)):
             with self._locked():
                 self._adopt()
-                if position != noted:
+                if not is_noted:
                     note(self.path, position)
                 end(self.source.store, self.path, position, self.wish)
         return self._result(own, None, is_changed=False)

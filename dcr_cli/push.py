@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dcr_cli.apply import Way, apply_chain
-from dcr_cli.arguments import check_path
+from dcr_cli.arguments import check_apart, check_path
 from dcr_cli.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from dcr_cli.checkpoint.digest import State, object_digest
 from dcr_cli.checkpoint.patterns import check_recorded_patterns
@@ -39,6 +39,7 @@ from dcr_cli.remote.keys import APPLIED, HISTORY_KEY, Place, new_id
 from dcr_cli.remote.log import Log
 from dcr_cli.remote.signing import load_signing_key
 from dcr_cli.remote.version import ANCHOR, DELTA, AnchorParts, Published
+from dcr_cli.store.location import folder_of
 from dcr_cli.store.opening import open_store
 from dcr_cli.store.store import Store
 from dcr_cli.work import threads
@@ -137,6 +138,9 @@ def push(
     """
     check_recorded_patterns(skip)
     check_path(checkpoint, "checkpoint")
+    folder = folder_of(remote)
+    places = {"checkpoint": checkpoint, "baseline": baseline, "remote": folder}
+    check_apart({name: place for name, place in places.items() if place is not None})
     options = PushOptions(
         base=Path(base) if base is not None else None,
         baseline=Path(baseline) if baseline is not None else None,
@@ -149,6 +153,10 @@ def push(
         dry_run=dry_run,
     )
     _check_options(options)
+    wanted = Quorum(wait_applied, APPLIED, timeout_seconds) if wait_applied is not None else None
+    if wanted is not None and prepare:
+        facts = "nobody can be at a version that is prepared and not committed"
+        raise UsageError("--wait-applied", facts, hint="dcr commit --quorum K waits for receivers that have staged it")
     key = load_signing_key(sign_key) if sign_key is not None else None
     check_ready(Path(checkpoint), ready)
     source = open_checkpoint(checkpoint, skip=skip)
@@ -159,8 +167,7 @@ def push(
         author = Author(publisher, key)
         run = _Push(store, source, options, author, Effort(threads(jobs), progress))
         result = run.run()
-        if wait_applied is not None and run.published is not None:
-            wanted = Quorum(wait_applied, APPLIED, timeout_seconds)
+        if wanted is not None and run.published is not None:
             applied = wait_for(store, run.published.version, wanted, is_committed=True)
             result = replace(result, applied=applied)
         return result
@@ -290,6 +297,7 @@ class _Push:
     ) -> PushResult:
         sink, found = publication.send(lambda sink: self._diff(sink, base, head), self._effort.jobs)
         if found.same:
+            self.published = head
             return self._result(publication.history, head.version.place, _SAME, head, found.target, found=found)
         self._uploaded_bytes += sink.sent_bytes
         anchor = publication.anchor_before()
@@ -345,6 +353,7 @@ class _Push:
         if head is not None and head.version.target == state:
             drop_outgoing(baseline.home)
             baseline.move_to(position_at(head, self._store.shown))
+            self.published = head
             return self._result(history, head.version.place, _SAME, head, state)
         sending = begin_anchor(baseline.home, publication.sending, state)
         sent = self._send_anchor(source, AnchorPlan(history, sending.place, state), baseline.home)
@@ -396,7 +405,9 @@ class _Push:
                 baseline.relink(self._source, open_delta(delta))
             else:
                 apply_chain([open_delta(delta)], baseline.path, Way(mode=IN_PLACE), jobs=self._effort.jobs)
-        baseline.move_to(position_at(published, self._store.shown))
+        if self._keeps_baseline or not baseline.has_checkpoint:
+            # A checkpoint there that is not moved on stays at its version.
+            baseline.move_to(position_at(published, self._store.shown))
         drop_outgoing(baseline.home)
         self.published = published
 

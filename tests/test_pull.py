@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import math
 import os
 import shutil
@@ -36,10 +37,11 @@ from dcr_cli.fetch.position import POSITION_NAME, read_position
 from dcr_cli.fetch.spool import spool_of
 from dcr_cli.fetch.wish import Wish
 from dcr_cli.pull import pull
+from dcr_cli.push import push
 from dcr_cli.receiver.gather import Effort
 from dcr_cli.receiver.receiver import Receiver
 from dcr_cli.remote.acknowledgement import read_acknowledgement
-from dcr_cli.remote.keys import APPLIED, AcknowledgementPlace
+from dcr_cli.remote.keys import APPLIED, AcknowledgementPlace, commit_key
 from dcr_cli.remote.signing import trust_in
 from dcr_cli.store.backend import Backend, TransientError
 from dcr_cli.store.memory import MemoryBackend
@@ -808,3 +810,83 @@ def make_key(path: Path) -> Path:
     )
     Path(f"{path}.pub").write_text(key.public_key().public_bytes_raw().hex())
     return path
+
+
+def test_a_checkpoint_lies_apart_from_the_remote(tmp_path: Path) -> None:
+    remote = tmp_path / "remote"
+    push(history(tmp_path / "other", 1).version(1), remote, baseline=tmp_path / "baseline")
+    before = tree(tmp_path)
+    for place in (remote, remote / "checkpoint", tmp_path):
+        with pytest.raises(UsageError, match="cannot lie inside"):
+            pull(remote, place)
+    assert tree(tmp_path) == before
+
+
+class TestAnchorsThatDoNotCount:
+    """One anchor is damaged, or signed by nobody who is trusted: another way is taken, if there is one."""
+
+    def test_an_unsigned_one_beside_a_signed_one(self, keys: Path, tmp_path: Path) -> None:
+        remote = history(tmp_path / "remote", 3, key=keys / "ours")
+        remote.key = None
+        remote.anchor(3)
+        result = pull(remote.url, tmp_path / "r", trusted_keys=[str(keys / "ours.pub")])
+        assert result.applied == (1, 2, 3)
+        assert version_of(tmp_path / "r") == 3
+
+    def test_a_damaged_one(self, tmp_path: Path) -> None:
+        remote = history(tmp_path / "remote", 3)
+        remote.anchor(3)
+        with wrapping(lambda backend: FlipsAByte(backend, "anchors/0000000003-*.json", 40)):
+            assert pull(remote.url, tmp_path / "r").applied == (1, 2, 3)
+        remote.remove_delta(2)
+        with (
+            wrapping(lambda backend: FlipsAByte(backend, "anchors/0000000003-*.json", 40)),
+            pytest.raises(DamagedError, match="0000000003"),
+        ):
+            pull(remote.url, tmp_path / "other")
+        assert not (tmp_path / "other").exists()
+
+
+class TestANoteIsNoMoreThanItSays:
+    def test_the_weights_of_a_version_with_other_files(self, three: History, tmp_path: Path) -> None:
+        root = at(three, 3, tmp_path / "r")
+        other = fresh_copy(three.version(3), tmp_path / "other")
+        (other / "config.json").write_text("{}")
+        diff(three.version(3), other, tmp_path / "delta", jobs=1)
+        apply(tmp_path / "delta", root, jobs=1)
+        before = tree(root)
+        with pytest.raises(WrongBaseError, match="what it holds"):
+            pull(three.url, root)
+        assert tree(root) == before
+        assert pull(three.url, root, repair=True).changed
+        assert tree(root) == tree(three.version(3))
+
+    def test_one_that_does_not_say_which_files(self, three: History, tmp_path: Path) -> None:
+        root = at(three, 3, tmp_path / "r")
+        path = root / ".dcr" / POSITION_NAME
+        before = path.read_bytes()
+        document = json.loads(before)
+        del document["held_files"]
+        path.write_text(json.dumps(document))
+        assert pull(three.url, root).already
+        assert json.loads(path.read_bytes()) == json.loads(before)
+
+    @pytest.mark.parametrize("is_repair", [False, True])
+    def test_a_log_that_went_backwards_under_a_change(self, tmp_path: Path, is_repair: bool) -> None:
+        remote = history(tmp_path / "remote", 2)
+        start, root = at(remote, 2, tmp_path / "start"), tmp_path / "r"
+        remote.publish(states(3)[2])
+        remote.anchor(3)
+        number = 0
+        while not (root.exists() and is_incomplete(root)):
+            fresh_copy(start, root)
+            assert not stopped_at(number, lambda: pull(remote.url, root, repair=True, jobs=1))
+            number += 1
+        # With what had come it would be finished without the remote.
+        shutil.rmtree(root / ".dcr/fetched")
+        with remote.open() as store:
+            for version in (2, 3):
+                store.delete(commit_key(version))
+        with pytest.raises(WrongBaseError, match="its log ends below version 2"):
+            pull(remote.url, root, repair=is_repair)
+        assert pull(remote.url, root, repair=True, version=1).version == 1

@@ -179,7 +179,9 @@ def commit(
     version: Annotated[int | None, typer.Argument(metavar="[N]", help="The version. [default: the prepared one]")] = (
         None
     ),
-    quorum: Annotated[int, typer.Option("--quorum", metavar="K", help="Wait until K receivers have staged it.")] = 0,
+    quorum: Annotated[
+        int | None, typer.Option("--quorum", metavar="K", help="Wait until K receivers have staged it.")
+    ] = None,
     timeout: Timeout = "15m",
     receivers: Annotated[
         list[str] | None,
