@@ -32,6 +32,7 @@ from dcr_cli.remote.hint import decode_hint
 from dcr_cli.remote.keys import APPLIED, STAGED, Place, acknowledgement_key
 from dcr_cli.remote.signing import load_signing_key
 from dcr_cli.store.backend import Backend, PermanentError, TransientError
+from faults import StoppedError
 from published import anchor_folder, build_all, commits, version_folder
 from receivers import fresh_copy, tree
 from store_wrappers import Allows, FailsCall, IgnoresTheCondition, Wrapped, wrapping
@@ -394,6 +395,39 @@ def test_two_publish_the_same(steps: list[Path], remote: Path, tmp_path: Path) -
     assert (result.kind, result.version) == ("same", 2)
     assert tree(tmp_path / "one") == tree(steps[1])
     assert len(commits(remote)) == 2
+
+
+def test_a_first_version_that_was_taken(steps: list[Path], remote: Path, tmp_path: Path) -> None:
+    """Who loses the race for it has a baseline of what nobody has published, and publishes the version after it."""
+    is_taken: list[bool] = []
+
+    class Overtakes(Wrapped):
+        def called(self, name: str, key: str) -> None:
+            if name == "create" and key.startswith("commits/") and not is_taken:
+                is_taken.append(True)
+                push(steps[0], remote, baseline=tmp_path / "one")
+
+    with wrapping(Overtakes), pytest.raises(ConflictError, match="version 1 was taken"):
+        push(steps[1], remote, baseline=tmp_path / "two")
+    result = push(steps[2], remote, baseline=tmp_path / "two")
+    assert (result.version, result.kind) == (2, "delta")
+    assert tree(tmp_path / "two") == tree(steps[2])
+    assert build_all(remote, tmp_path / "scratch") == [tree(steps[0]), tree(steps[2])]
+
+
+class KillsBeforeCommit(Wrapped):
+    def called(self, name: str, key: str) -> None:
+        if name == "create" and key.startswith("commits/"):
+            raise StoppedError
+
+
+def test_a_break_that_was_not_published(steps: list[Path], remote: Path, tmp_path: Path) -> None:
+    push(steps[0], remote)
+    with wrapping(KillsBeforeCommit), pytest.raises(StoppedError):
+        push(steps[1], remote, no_delta=True)
+    result = push(steps[2], remote)
+    assert (result.version, result.kind) == (2, "delta")
+    assert build_all(remote, tmp_path / "scratch") == [tree(steps[0]), tree(steps[2])]
 
 
 def test_a_push_that_runs_has_the_baseline(steps: list[Path], remote: Path) -> None:

@@ -27,8 +27,9 @@ from dcr_cli.receiver.sidecars import identities_now
 
 BASELINES = ".dcr-baseline"
 _LOCK = "push-lock"
-# Says that what lies there is not all of a checkpoint.
+# Says that what lies there is at no version yet; and, until it says whole, that it is not all of a checkpoint.
 _FILLING = "filling"
+_WHOLE = b"whole\n"
 _ELSEWHERE = "give --baseline DIR, a place for it"
 
 
@@ -74,12 +75,16 @@ class Baseline:
     @property
     def has_checkpoint(self) -> bool:
         """Whether a checkpoint lies in it, all of it; without, it only keeps what is being sent."""
-        return self.root.names() != [STATE_FOLDER] and self.home.status(_FILLING) is None
+        return self.root.names() != [STATE_FOLDER] and (not self.is_begun or self._is_filled)
 
     @property
     def is_begun(self) -> bool:
-        """Whether it was begun and is not whole."""
+        """Whether it was begun and has not come to a version, as what it was made from was not published."""
         return self.home.status(_FILLING) is not None
+
+    @property
+    def _is_filled(self) -> bool:
+        return self.home.read(_FILLING, len(_WHOLE)) == _WHOLE
 
     def position(self) -> Position | None:
         return read_position(self.home)
@@ -92,6 +97,8 @@ class Baseline:
     def move_to(self, position: Position) -> None:
         """Say, durably, which version it is at."""
         write_position(self.home, position)
+        if self.is_begun:
+            self.make_whole()
 
     def fill(self, source: Checkpoint, *, jobs: int, progress: Progress | None = None) -> State:
         """Make it a copy of `source`, which shares its bytes where the file system can: the state that it is then in.
@@ -141,10 +148,10 @@ class Baseline:
     ) -> None:
         identities = identities_now(self.root, [file.path for file in files])
         write_record(self.home, content, tensors, files, identities, skipped, mode=PRIVATE_FILE_MODE)
-        self.make_whole()
+        self.home.replace_file(_FILLING, _WHOLE)
 
     def make_whole(self) -> None:
-        """Say that all of a checkpoint lies in it."""
+        """Say that all of a checkpoint lies in it, which is at the version that its position says."""
         self.home.remove(_FILLING, missing_ok=True)
         self.home.sync()
 
