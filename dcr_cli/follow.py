@@ -16,18 +16,29 @@ from pathlib import Path
 
 from dcr_cli.advance import advance
 from dcr_cli.arguments import check_apart, check_path
-from dcr_cli.errors import ConflictError, DcrError, HookError, NotFoundError, TransportError
+from dcr_cli.errors import (
+    ConflictError,
+    DamagedError,
+    DcrError,
+    HookError,
+    NotFoundError,
+    TransportError,
+    UnsupportedError,
+    WrongBaseError,
+)
 from dcr_cli.fetch.ahead import Ahead
 from dcr_cli.fetch.hook import DEFAULT_SECONDS
 from dcr_cli.fetch.prepared import find_prepared, is_staged, stage
 from dcr_cli.fetch.pull_result import PullResult
+from dcr_cli.fetch.situation import look
 from dcr_cli.fetch.source import Source, open_source, require_version
-from dcr_cli.fetch.spool import spool_of
+from dcr_cli.fetch.spool import Spool, spool_of
 from dcr_cli.fetch.wish import Wish, make_wish
 from dcr_cli.finishing import finish
 from dcr_cli.receiver.change import REPLACE
 from dcr_cli.receiver.gather import Effort, Progress
 from dcr_cli.remote.hint import GIVEN_UP, STREAMING, read_hint
+from dcr_cli.remote.keys import Place
 from dcr_cli.remote.log import Known
 from dcr_cli.remote.version import Published
 from dcr_cli.store.location import folder_of
@@ -39,6 +50,10 @@ __all__ = ["Arrival", "follow"]
 
 # What passes, perhaps; a follower tells of it once and goes on.
 _PASSING = (TransportError, ConflictError, HookError, NotFoundError)
+# What a version is refused for that is prepared, not signed or not right.
+_REFUSED = (DamagedError, WrongBaseError, UnsupportedError)
+# However small a checkpoint is, so much of what is made of it is fetched ahead.
+_SMALL_BYTES = 64 << 20
 # In so many rounds once, it is seen that the log still has the version that the receiver is at.
 _CHECK_EVERY = 16
 
@@ -129,6 +144,7 @@ class Follower:
     _own: Published | None = None
     _source: Source | None = None
     _ahead: Ahead | None = None
+    _refused: Place | None = None
     _quiet: int = 0
     _rounds: int = 0
 
@@ -182,17 +198,26 @@ class Follower:
                     spool.keep(())
             return
         if self._ahead is None or self._ahead.place != hint.place:
-            self._ahead = Ahead(own.version.history, hint.place)
+            # A delta is about as large as what it makes, at most.
+            self._ahead = Ahead(own.version.history, hint.place, 2 * look(self.path).bytes + _SMALL_BYTES)
         with spool_of(self.path) as spool:
             if hint.state == STREAMING:
                 # While something is being made, its commit is near.
                 self._quiet = 0
                 self._ahead.fetch(source.store, spool)
-            elif not is_staged(spool, hint.place):
+            elif hint.place != self._refused and not is_staged(spool, hint.place, self.wish):
                 self._ahead.fetch(source.store, spool)
-                prepared = find_prepared(source, Known(own.version.history, own.version.number, own.blake3))
-                if prepared is not None:
-                    stage(source, self.path, spool, prepared, self.wish)
+                try:
+                    self._stage(source, own, spool)
+                except _REFUSED as error:
+                    # A hint may say anything: what is not committed ends nothing.
+                    self._refused = hint.place
+                    self.tell(error)
+
+    def _stage(self, source: Source, own: Published, spool: Spool) -> None:
+        prepared = find_prepared(source, Known(own.version.history, own.version.number, own.blake3))
+        if prepared is not None:
+            stage(source, self.path, spool, prepared, self.wish)
 
     def _arrival(self, result: PullResult, published: Published) -> Arrival:
         now = datetime.now(UTC)

@@ -197,10 +197,9 @@ def _carry_out(store: Store, log: Log, plan: PrunePlan, lock: PruneLock, progres
     removed = _Removed()
     total = _bytes(plan)
     for removal in plan.removals:
-        for number, key in enumerate(removal.keys):
+        for key in removal.keys:
             lock.keep()
-            # Somebody may be committing what nobody has touched for a day; the prepared commit is gone after one key.
-            if number <= 1 and not removal.is_committed and _is_committed(log, removal.place):
+            if not removal.is_committed and _is_taken_up(store, log, removal.place):
                 break
             store.delete(key)
             removed.objects += 1
@@ -220,9 +219,13 @@ def _bytes(plan: PrunePlan) -> int:
     return sum(removal.bytes for removal in plan.removals) + sum(entry.size for entry in plan.leftovers)
 
 
-def _is_committed(log: Log, place: Place) -> bool:
+def _is_taken_up(store: Store, log: Log, place: Place) -> bool:
+    """Whether what nobody had touched for a day has been committed meanwhile, or is gone on with."""
     published = log.read(place.version, is_denied_absent=True)
-    return published is not None and published.version.place == place
+    if published is not None:
+        return published.version.place == place
+    hint = read_hint(store)
+    return hint is not None and hint.place == place and hint.state != GIVEN_UP
 
 
 def _result(store: Store, log: Log, facts: Facts, plan: PrunePlan, removed: _Removed | None) -> PruneResult:

@@ -12,9 +12,12 @@ from uuid import uuid4
 
 import pytest
 
+from dcr_cli.delta.payload import PayloadWriter
 from dcr_cli.errors import DamagedError, DcrError, TransportError, WrongBaseError
+from dcr_cli.fetch.ahead import Ahead
 from dcr_cli.fetch.hook import Hook
 from dcr_cli.fetch.situation import look
+from dcr_cli.fetch.spool import spool_of
 from dcr_cli.fetch.wish import Wish
 from dcr_cli.fetch.words import Speaker
 from dcr_cli.follow import Arrival, Follower, Pace
@@ -22,6 +25,7 @@ from dcr_cli.receiver.gather import Effort
 from dcr_cli.remote.acknowledgement import read_acknowledgement
 from dcr_cli.remote.hint import GIVEN_UP, PREPARED, STREAMING, Hint, write_hint
 from dcr_cli.remote.keys import STAGED, AcknowledgementPlace, Place, commit_key, payload_key, prepared_key
+from dcr_cli.remote.signing import Trust
 from dcr_cli.remote.version import Version, encode_version
 from dcr_cli.store.backend import TransientError
 from dcr_cli.store.memory import MemoryBackend
@@ -274,6 +278,48 @@ def test_what_is_prepared_wrongly_is_not_said_to_be_staged(scene: Scene) -> None
     scene.play([prepare, nothing], wish)
     place = AcknowledgementPlace(place_of(2), "rollout-1", STAGED)
     assert read_acknowledgement(scene.remote.store, place) is None
+
+
+def test_what_is_prepared_and_refused_ends_nothing(scene: Scene) -> None:
+    """It is not signed: only of what is committed that counts."""
+    wish = Wish(Effort(1, None), speaker=Speaker("rollout-1"))
+
+    def prepare() -> None:
+        scene.remote.store.put(prepared_key(place_of(2)), encode_version(scene.put_payloads(2)))
+        scene.remote.hint(2, PREPARED)
+        # The receiver has come to the first version: who asks from now on is refused.
+        monkey.setattr(Trust, "check", refuse)
+
+    def refuse(self: Trust, signed: object, kind: str, what: str) -> None:
+        raise WrongBaseError(what, "is not signed by a trusted key")
+
+    with pytest.MonkeyPatch.context() as monkey:
+        scene.play([prepare, nothing, nothing, nothing], wish)
+    assert [str(error) for error in scene.told] == [
+        f"memory://remote/{prepared_key(place_of(2))}: is not signed by a trusted key"
+    ]
+    assert read_acknowledgement(scene.remote.store, AcknowledgementPlace(place_of(2), "rollout-1", STAGED)) is None
+
+
+def test_what_is_fetched_ahead_is_bounded(scene: Scene) -> None:
+    """A hint may be a lie, and payloads may have no end."""
+    scene.play([])
+    place = place_of(2)
+    identity = {"history": HISTORY, "version": "2", "id": place.id}
+
+    def put(name: str, data: bytes) -> None:
+        scene.remote.store.put(f"versions/{place}/{name}", data)
+
+    for number in range(100):
+        writer = PayloadWriter(put, identity=identity, first=number)
+        writer.begin_piece()
+        writer.add_block(b"block")
+        writer.end_piece()
+        writer.finish()
+    with spool_of(scene.root) as spool:
+        ahead = Ahead(HISTORY, place, 1 << 30)
+        assert [ahead.fetch(scene.remote.store, spool) for _ in range(3)] == [64, 36, 0]
+        assert Ahead(HISTORY, place, 1).fetch(scene.remote.store, spool) == 1
 
 
 def test_a_remote_that_does_not_answer_is_told_of_once_and_ends_nothing(scene: Scene) -> None:

@@ -11,8 +11,9 @@ from hypothesis import given, settings, strategies as st
 
 from dcr_cli.errors import ConflictError, NotFoundError, TransportError, UsageError
 from dcr_cli.prune import PruneResult, prune
-from dcr_cli.remote.hint import GIVEN_UP, PREPARED, STREAMING
+from dcr_cli.remote.hint import GIVEN_UP, PREPARED, STREAMING, Hint, encode_hint
 from dcr_cli.remote.keys import (
+    HINT_KEY,
     PRUNE_KEY,
     STAGED,
     Place,
@@ -27,7 +28,7 @@ from dcr_cli.remote.keys import (
 from dcr_cli.remote.prune_lock import LEFT_AFTER_SECONDS, PruneLock
 from dcr_cli.store.backend import Answer, new_name
 from dcr_cli.store.store import Store
-from histories import DAY, KilledError, Objects, id_of, new_remote, publish, serve
+from histories import CREATED, DAY, HISTORY, KilledError, Objects, id_of, new_remote, publish, serve
 
 HOUR = 3600.0
 Pruning = Callable[..., PruneResult]
@@ -285,6 +286,24 @@ class TestOrphans:
         objects.__class__ = CommitsMeanwhile
         pruned()
         assert 4 in deltas_in(objects, 4) and can_be_had(objects, 4) == {1, 2, 3, 4}
+
+    def test_what_is_gone_on_with_meanwhile_stays(self, objects: Objects, pruned: Pruning) -> None:
+        publisher = publish(objects, "add")
+        publisher.empty_delta()
+        objects.objects.pop(commit_key(4))
+        objects.now += DAY
+        before = dict(objects.objects)
+
+        class GoesOn(Objects):
+            def read(self, key: str, begin: int, size: int | None) -> Answer:
+                if key == commit_key(4) and ("read", key) in self.calls:
+                    self.set(HINT_KEY, hint)
+                return super().read(key, begin, size)
+
+        hint = encode_hint(Hint(HISTORY, publisher.place(4), STREAMING, CREATED))
+        objects.__class__ = GoesOn
+        assert pruned().deleted_objects == 0
+        assert before.items() <= objects.objects.items()
 
 
 def test_each_version_is_removed_by_its_manifest_first(objects: Objects, pruned: Pruning) -> None:

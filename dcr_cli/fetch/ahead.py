@@ -10,7 +10,7 @@ from __future__ import annotations
 from dcr_cli.checkpoint.digest import object_digest
 from dcr_cli.checkpoint.header import LENGTH_BYTES, header_bytes, parse_header
 from dcr_cli.delta.document import HEADER_LIMIT
-from dcr_cli.delta.manifest_rules import PAYLOAD_DATA_LIMIT
+from dcr_cli.delta.manifest_rules import PAYLOAD_COUNT_LIMIT, PAYLOAD_DATA_LIMIT
 from dcr_cli.delta.payload import check_payload_start, payload_name
 from dcr_cli.durable import NoRoomError
 from dcr_cli.errors import DamagedError, DcrError
@@ -21,19 +21,25 @@ from dcr_cli.store.store import Store
 _MOST_BYTES = LENGTH_BYTES + HEADER_LIMIT + PAYLOAD_DATA_LIMIT
 # What is fetched ahead leaves room for what is surely needed.
 _LEFT_FREE_BYTES = 1 << 30
+# So many are fetched before it is looked again whether there is a commit.
+_AT_ONCE = 64
 
 
 class Ahead:
-    """The payloads of one version of a history that have come so far, in their order."""
+    """The payloads of one version of a history that have come so far, in their order.
 
-    def __init__(self, history: str, place: Place) -> None:
+    Those of a delta have about `most_bytes` at most; more are not fetched before a commit says that they are.
+    """
+
+    def __init__(self, history: str, place: Place, most_bytes: int) -> None:
         self.place = place
         self.bytes = 0
         self._history = history
+        self._most_bytes = most_bytes
         self._count = 0
 
     def fetch(self, store: Store, spool: Spool) -> int:
-        """Fetch those that are there and have not been fetched: how many.
+        """Fetch those that are there and have not been fetched, some at a time: how many.
 
         One that is not what it should be is left for later: perhaps another one comes to its place.
         """
@@ -41,10 +47,14 @@ class Ahead:
         if not before:
             spool.keep([self.place])
             spool.begin(self.place)
-        while (size := self._next(store, spool)) is not None:
+        while self._has_more(before) and (size := self._next(store, spool)) is not None:
             self._count += 1
             self.bytes += size
         return self._count - before
+
+    def _has_more(self, before: int) -> bool:
+        is_within = self._count < PAYLOAD_COUNT_LIMIT and self.bytes < self._most_bytes
+        return is_within and self._count - before < _AT_ONCE
 
     def _next(self, store: Store, spool: Spool) -> int | None:
         """Fetch the next payload, unless an earlier run has: its bytes; None if it is not there, or has no room."""

@@ -57,9 +57,9 @@ def find_prepared(source: Source, own: Known) -> Published | None:
     return published
 
 
-def is_staged(spool: Spool, place: Place) -> bool:
-    """Whether a version is staged, and its receiver has said so."""
-    return spool.has_delta(place) and spool.read(place, _SAID, 1) is not None
+def is_staged(spool: Spool, place: Place, wish: Wish) -> bool:
+    """Whether a version is staged, and its receiver has said so, if it says anything."""
+    return spool.has_delta(place) and (wish.speaker is None or spool.read(place, _SAID, 1) is not None)
 
 
 def stage(source: Source, path: Path, spool: Spool, published: Published, wish: Wish) -> None:
@@ -69,7 +69,7 @@ def stage(source: Source, path: Path, spool: Spool, published: Published, wish: 
     Raises what fetching and applying it would raise; then nothing is said.
     """
     version, effort = published.version, wish.effort
-    if version.delta is None or is_staged(spool, version.place):
+    if version.delta is None or is_staged(spool, version.place, wish):
         return
     documents = fetch_documents(source.store, published, version.delta, spool)
     fetch_versions(source.store, spool, [documents], effort)
