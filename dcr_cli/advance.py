@@ -14,26 +14,26 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dcr_cli.apply import ApplyResult, Way as ApplyWay, apply_chain
-from dcr_cli.checkpoint.in_progress import check_complete, is_incomplete
+from dcr_cli.delta.chain import MOST_AT_ONCE, split
 from dcr_cli.delta.delta import open_delta
-from dcr_cli.errors import ConflictError, DamagedError, DcrError, NotFoundError
-from dcr_cli.fetch.adoption import Standing, find_standing, is_trusted
+from dcr_cli.errors import ConflictError, NotFoundError
+from dcr_cli.fetch.adoption import Standing, find_standing
 from dcr_cli.fetch.anchors import AnchorFetcher, wanted_of
 from dcr_cli.fetch.download import Documents, RemovedError, fetch_versions
-from dcr_cli.fetch.ending import end, is_due, note
+from dcr_cli.fetch.ending import arrival_at, end, is_due, note
 from dcr_cli.fetch.held import leave_record
-from dcr_cli.fetch.listing import Listing, listing_of_manifest
-from dcr_cli.fetch.position import Position, position_at
-from dcr_cli.fetch.prepared import find_prepared, is_prepared, stage
+from dcr_cli.fetch.position import Position
+from dcr_cli.fetch.prepared import find_prepared, stage
 from dcr_cli.fetch.pull_result import PullResult
 from dcr_cli.fetch.scout import Scout
 from dcr_cli.fetch.situation import Situation, look
 from dcr_cli.fetch.source import Source, open_source, require_version, signers_of
-from dcr_cli.fetch.spool import Spool
+from dcr_cli.fetch.spool import Spool, spool_of
 from dcr_cli.fetch.way import Way
 from dcr_cli.fetch.wish import Wish
-from dcr_cli.receiver.fetched import FETCHED, deltas_to_finish
-from dcr_cli.receiver.install import Manner, install, wanted_in_progress
+from dcr_cli.finishing import check_overtakable
+from dcr_cli.receiver.beside import ASIDE
+from dcr_cli.receiver.install import Manner, install
 from dcr_cli.receiver.install_here import Request
 from dcr_cli.receiver.install_result import InstallResult
 from dcr_cli.receiver.install_site import Allowance
@@ -43,54 +43,12 @@ from dcr_cli.remote.version import Published
 from dcr_cli.store.store import Store
 
 
-def finish(path: Path, wish: Wish) -> bool:
-    """Finish the change of a checkpoint that an earlier pull was stopped in, with what that has fetched: whether there
-    was one. What was in place already, and not noted, is noted."""
-    if wish.dry_run:
-        if path.exists():
-            check_complete(path)
-        return False
-    if not (path / FETCHED).is_dir():
-        return False
-    with spool_of(path) as spool:
-        is_begun = is_incomplete(path)
-        if is_begun:
-            _finish(path, wish)
-        if _note_arrival(path, spool, wish):
-            with open_root(os.path.realpath(path)) as root, Receiver(root):
-                # As it leaves, it tidies up what a change has left that was stopped at its very end.
-                pass
-        situation = look(path)
-        if situation.position is not None and situation.is_at_position:
-            # What led here is not needed any more.
-            spool.keep([place for place in spool.places() if place.version > situation.position.version])
-        return is_begun and not is_incomplete(path)
-
-
-def _finish(path: Path, wish: Wish) -> None:
-    """Finish what was begun, as far as all of it is there."""
-    found = wanted_in_progress(path)
-    if found is not None:
-        wanted, origin = found
-        install(path, Request(wanted, _Nobody(), origin, wish.effort), Manner())
-        return
-    folders = deltas_to_finish(path)
-    if folders is not None:
-        opened = [open_delta(folder) for folder in folders]
-        apply_chain(opened, path, ApplyWay(), jobs=wish.effort.jobs, progress=wish.effort.progress)
-
-
-class _Nobody:
-    """Nothing is fetched for what has been staged as a whole."""
-
-    def fetch(self, path: str, begin: int, size: int) -> Iterator[bytes]:
-        raise DamagedError(path, "was staged, and is not what was staged any more", hint="dcr pull --repair")
-
-
 def advance(store: Store, path: Path, wish: Wish) -> PullResult:
     """Bring the checkpoint at `path` to what is wished for; what `finish` could finish has been finished."""
     before_bytes = store.traffic.received_bytes
     situation = look(path)
+    if situation.is_marked and not wish.is_repair:
+        check_overtakable(path)
     position = situation.position if not wish.is_repair else None
     source = open_source(store, wish.trust, position.history if position is not None else None)
     if wish.version is not None:
@@ -113,8 +71,7 @@ def stage_next(store: Store, path: Path, wish: Wish) -> int | None:
     if position is None:
         return None
     source = open_source(store, wish.trust, position.history)
-    own = source.log.check_known(position.known, str(path)) if is_prepared(source, position.version) else None
-    prepared = find_prepared(source, own) if own is not None else None
+    prepared = find_prepared(source, position.known)
     if prepared is None:
         return None
     with spool_of(path) as spool:
@@ -139,11 +96,11 @@ class _Advance:
         noted = self.situation.position
         if noted is not None and noted.known == position.known and not self.standing.is_adopted:
             position = noted
-        is_read = self.standing.held is not None and self.standing.held.read is not None
-        if not self.wish.dry_run and (position != noted or is_read or is_due(position, self.wish)):
+        is_noted = position == noted and self.situation.is_at_position
+        if not self.wish.dry_run and (not is_noted or is_due(position, self.wish)):
             with self._locked():
                 self._adopt()
-                if position != noted:
+                if not is_noted:
                     note(self.path, position)
                 end(self.source.store, self.path, position, self.wish)
         return self._result(own, None, is_changed=False)
@@ -155,6 +112,9 @@ class _Advance:
             try:
                 return self._go(scout)
             except RemovedError as error:
+                if look(self.path).position != self.situation.position:
+                    # An anchor was come to before; from there the next run looks for a way.
+                    raise
                 scout.miss(error.version)
 
     def _go(self, scout: Scout) -> PullResult:
@@ -172,7 +132,7 @@ class _Advance:
             if spool is not None and way.anchor is not None:
                 spool.expect(scout.commits[way.anchor])
             elif spool is not None:
-                done, reused_bytes = self._bring(spool, documents)
+                done, reused_bytes = self._bring_all(spool, documents)
                 foreign, previous = done.foreign, done.previous
         if way.anchor is not None:
             installed = self._install(scout, way.anchor)
@@ -180,8 +140,8 @@ class _Advance:
             with spool_of(self.path) as spool:
                 spool.keep([each.place for each in documents])
                 if documents:
-                    done, reused_bytes = self._bring(spool, documents)
-                    foreign, previous = done.foreign, done.previous or previous
+                    done, reused_bytes = self._bring_all(spool, documents)
+                    foreign, previous = done.foreign, previous or done.previous
         position = self._position(scout.target)
         if is_due(position, self.wish):
             with spool_of(self.path):
@@ -201,23 +161,41 @@ class _Advance:
                 raise ConflictError(str(self.path), facts, hint="run the same command again")
             yield spool
 
-    def _bring(self, spool: Spool, documents: list[Documents]) -> tuple[ApplyResult, int]:
-        """Fetch deltas, apply them, and note where the receiver is then: what came of it, and how many bytes of
-        payloads were there already."""
+    def _bring_all(self, spool: Spool, documents: list[Documents]) -> tuple[ApplyResult, int]:
+        """Fetch and apply deltas: what came of it, and how many bytes of payloads were there already.
+
+        Where the link has to be turned more than once, what was fetched goes with its folder.
+        """
+        applied, reused_bytes, count = self._bring(spool, documents, keep_previous=self.wish.keep_previous)
+        while count < len(documents):
+            with spool_of(self.path) as following:
+                result, reused, more = self._bring(following, documents[count:], keep_previous=False)
+            count += more
+            reused_bytes += reused
+            applied = replace(result, previous=applied.previous)
+        return applied, reused_bytes
+
+    def _bring(self, spool: Spool, documents: list[Documents], *, keep_previous: bool) -> tuple[ApplyResult, int, int]:
+        """Fetch deltas, apply as many as go at once, and note where the receiver is then: how many these are, last."""
         effort = self.wish.effort
+        # Aside, what is fetched and not applied at once would be fetched again.
+        documents = documents[:MOST_AT_ONCE] if self.wish.mode == ASIDE else documents
         spool.keep([each.place for each in documents])
         reused_bytes = fetch_versions(self.source.store, spool, documents, effort)
+        deltas = [open_delta(spool.path(each.place)) for each in documents]
+        if self.wish.mode == ASIDE:
+            deltas = list(split(deltas)[0])
         applied = apply_chain(
-            [open_delta(spool.path(each.place)) for each in documents],
+            deltas,
             self.path,
-            ApplyWay(self.wish.mode, keep_previous=self.wish.keep_previous),
+            ApplyWay(self.wish.mode, keep_previous=keep_previous),
             jobs=effort.jobs,
             progress=effort.progress,
             remote=self.source.shown,
         )
-        note(self.path, self._position(documents[-1].published))
+        note(self.path, self._position(documents[len(deltas) - 1].published))
         spool.keep(())
-        return applied, reused_bytes
+        return applied, reused_bytes, len(deltas)
 
     def _install(self, scout: Scout, version: int) -> InstallResult:
         """Bring the receiver to the version of an anchor, of which what it has is not fetched, and note that."""
@@ -239,7 +217,7 @@ class _Advance:
 
     def _position(self, published: Published) -> Position:
         keys = signers_of(self.wish.trust, published)
-        return _position_at(published, self.source.shown, keys, self.wish)
+        return arrival_at(published, self.source.shown, keys, self.wish, self.situation.position)
 
     def _result(self, published: Published, way: Way | None, *, is_changed: bool) -> PullResult:
         own = self.standing.own
@@ -259,41 +237,3 @@ class _Advance:
             way=way,
             downloaded_bytes=self.source.store.traffic.received_bytes - self.before_bytes,
         )
-
-
-@contextmanager
-def spool_of(path: Path) -> Iterator[Spool]:
-    """Open what was fetched for the checkpoint at `path`, or behind the link there, and keep others from it."""
-    with open_root(os.path.realpath(path)) as root, Spool(root) as spool:
-        yield spool
-
-
-def _note_arrival(path: Path, spool: Spool, wish: Wish) -> bool:
-    """Note where a receiver is, if it is at a version that was fetched for it and has not noted that: whether it
-    was."""
-    situation = look(path)
-    old = situation.position
-    for published in spool.expected():
-        if situation.held is None or (old is not None and old.commit == published.blake3):
-            return False
-        if situation.held.is_state(published.version.target, _listing(spool, published)):
-            keys = signers_of(wish.trust, published) if old is not None and is_trusted(old, wish.trust) else ()
-            note(path, _position_at(published, old.remote if old is not None else "", keys, wish))
-            return True
-    return False
-
-
-def _listing(spool: Spool, published: Published) -> Listing | None:
-    """The files of a version, if all of its delta is there."""
-    place = published.version.place
-    try:
-        return listing_of_manifest(open_delta(spool.path(place)).manifest) if spool.has_delta(place) else None
-    except DcrError:
-        # It is not what it was; then nothing can have been made of it.
-        return None
-
-
-def _position_at(published: Published, remote: str, trusted: tuple[str, ...], wish: Wish) -> Position:
-    """The note of a receiver that has just come to a version, with all of it still to be done that is wished for."""
-    position = position_at(published, remote, trusted)
-    return replace(position, is_hook_due=wish.hook is not None, is_word_due=wish.speaker is not None)

@@ -10,14 +10,16 @@ from dcr_cli.checkpoint.checkpoint import open_checkpoint
 from dcr_cli.checkpoint.digest import State
 from dcr_cli.checkpoint.patterns import check_recorded_patterns
 from dcr_cli.content import Progress, Workers, read_state
-from dcr_cli.errors import WrongBaseError
+from dcr_cli.errors import DamagedError, UnsupportedError, WrongBaseError
 from dcr_cli.publisher.anchors import AnchorPlan, publish_anchor
+from dcr_cli.remote.documents import fetch_anchor
 from dcr_cli.remote.history import require_history
-from dcr_cli.remote.keys import anchor_key
+from dcr_cli.remote.keys import anchor_file_key
 from dcr_cli.remote.log import Log
-from dcr_cli.remote.signing import load_signing_key
-from dcr_cli.remote.version import Published
+from dcr_cli.remote.signing import SigningKey, Trust, load_signing_key
+from dcr_cli.remote.version import AnchorParts, Published
 from dcr_cli.store.opening import open_store
+from dcr_cli.store.store import Store
 from dcr_cli.work import threads
 
 __all__ = ["AnchorResult", "anchor"]
@@ -25,7 +27,7 @@ __all__ = ["AnchorResult", "anchor"]
 
 @dataclass(frozen=True, slots=True)
 class AnchorResult:
-    """What was published. `already`: the version had an anchor."""
+    """What was published. `already`: the version had an anchor, all of whose files are there."""
 
     remote: str
     checkpoint: str
@@ -51,8 +53,10 @@ def anchor(
 ) -> AnchorResult:
     """Publish the files of `checkpoint`, which is at a version of `remote`, as that version's anchor.
 
-    Without `version` it is the one of the newest 64 that the checkpoint is at. Raises WrongBaseError if it is at none,
-    NotFoundError, DamagedError, ConflictError (the checkpoint changes meanwhile), TransportError.
+    Without `version` it is the one of the newest 64 that the checkpoint is at. An anchor that is not whole, or not
+    signed with `sign_key`, is published again. Raises WrongBaseError if the checkpoint is at none, or its anchor would
+    not be the one that the commit binds, NotFoundError, DamagedError, ConflictError (the checkpoint changes meanwhile),
+    TransportError.
     """
     check_recorded_patterns(skip)
     key = load_signing_key(sign_key) if sign_key is not None else None
@@ -65,12 +69,14 @@ def anchor(
         if found is None:
             facts = f"is not at version {version}" if version is not None else "is at none of the newest versions"
             raise WrongBaseError(str(source.root), f"{facts} of {store.shown}", hint="dcr verify --remote compares")
-        place = found.version.place
-        is_there = store.stat(anchor_key(place), is_denied_absent=True) is not None
+        place, parts = found.version.place, found.version.parts
+        is_there = _is_there(store, found, key)
         size = sum(identity.size for identity in source.identities.values())
         sent = 0
         if not is_there:
-            plan = AnchorPlan(log.history, place, state)
+            plan = AnchorPlan(
+                log.history, place, state, parts.document_blake3 if isinstance(parts, AnchorParts) else None
+            )
             sent = publish_anchor(store, source, plan, key=key, jobs=threads(jobs), progress=progress).sent_bytes
         return AnchorResult(store.shown, str(source.root), place.version, place.id, state, size, sent, is_there)
 
@@ -80,3 +86,19 @@ def _version_at(log: Log, state: State, version: int | None) -> Published | None
         found = log.require(version)
         return found if found.version.target == state else None
     return log.find_state(state, log.newest(0))
+
+
+def _is_there(store: Store, published: Published, key: SigningKey | None) -> bool:
+    """Whether a version has an anchor, signed with `key` if one is given, whose files are there with their sizes."""
+    trust = Trust(frozenset((key.public,))) if key is not None else Trust()
+    try:
+        anchor = fetch_anchor(store, published, trust)
+    except (DamagedError, WrongBaseError, UnsupportedError):
+        return False
+    if anchor is None:
+        return False
+    for file in anchor.files:
+        status = store.stat(anchor_file_key(anchor.place, file.path), is_denied_absent=True)
+        if status is None or status.size != file.size:
+            return False
+    return True

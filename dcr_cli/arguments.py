@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Mapping
+from pathlib import Path
 
 from dcr_cli.errors import UsageError
 
@@ -25,3 +27,16 @@ def is_loop(path: str | os.PathLike[str]) -> bool:
     except OSError as error:
         return error.errno == errno.ELOOP
     return False
+
+
+def check_apart(places: Mapping[str, str | os.PathLike[str]]) -> None:
+    """Raise UsageError if one of these places, by name, is another one of them or lies inside it, links followed.
+
+    What is changed must hold nothing that is read, and the other way round.
+    """
+    real = {name: Path(os.path.realpath(place)) for name, place in places.items()}
+    for name, place in real.items():
+        for other, around in real.items():
+            if name != other and (place == around or around in place.parents):
+                facts = f"the {name} cannot lie inside the {other} {around}"
+                raise UsageError(str(place), facts, hint=f"have the {name} elsewhere")

@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dcr_cli.delta.line import COMMIT_LIMIT
-from dcr_cli.errors import ConflictError, NotFoundError
-from dcr_cli.publisher.committing import create_commit
+from dcr_cli.errors import ConflictError, DamagedError, NotFoundError, UsageError
+from dcr_cli.publisher.committing import Outcome, create_commit
 from dcr_cli.publisher.quorum import Quorum, wait_for
 from dcr_cli.remote.hint import GIVEN_UP, read_hint, write_hint
 from dcr_cli.remote.history import History, require_history
-from dcr_cli.remote.keys import STAGED, VERSIONS, place_of_version, prepared_key
+from dcr_cli.remote.keys import STAGED, VERSIONS, Place, place_of_version, prepared_key
 from dcr_cli.remote.log import Log
 from dcr_cli.remote.signing import trust_in
 from dcr_cli.remote.version import Published, decode_version
@@ -42,7 +42,7 @@ def commit(
     remote: str | os.PathLike[str],
     version: int | None = None,
     *,
-    quorum: int = 0,
+    quorum: int | None = None,
     timeout_seconds: float = 0.0,
     receivers: Sequence[str] = (),
     abort: bool = False,
@@ -53,31 +53,39 @@ def commit(
 
     `receivers` are the public keys, or files with them, whose acknowledgements alone count. Without `version` it is the
     one that the remote's hint names. Committing twice is harmless. Raises NotFoundError (nothing is prepared),
-    ConflictError (the quorum is not reached in time, or another version was faster), TransportError.
+    ConflictError (the quorum is not reached in time, another version was faster, or it was given up meanwhile),
+    DamagedError (it does not start where the version before ends), TransportError, UsageError.
     """
-    trust = trust_in(receivers)
+    wanted = Quorum(quorum, STAGED, timeout_seconds, trust_in(receivers)) if quorum is not None else None
+    if receivers and wanted is None:
+        facts = "says whose word counts, and nobody is waited for"
+        raise UsageError("--receivers", facts, hint="--quorum K waits for K of them")
+    if abort and wanted is not None:
+        raise UsageError("commit", "--abort and --quorum exclude each other", hint="dcr commit --help")
     with open_store(remote, storage_options, is_single_writer=single_writer) as store:
         history = require_history(store)
         prepared, data = _find_prepared(store, history, version)
         log = Log(store, history.id)
         place = prepared.version.place
-        there = log.read(place.version)
+        there = log.read(place.version, is_denied_absent=True)
         if there is not None and there.version.place == place:
             return CommitResult(store.shown, place.version, place.id, True, True, ())
         if there is not None:
             facts = f"version {place.version} was taken by {there.version.place.id}"
             raise ConflictError(store.shown, facts, hint="push again")
         if abort:
-            _give_up(store, prepared)
+            _give_up(store, log, prepared)
             return CommitResult(store.shown, place.version, place.id, False, False, ())
-        before = log.require(place.version - 1)
-        if prepared.version.previous != before.blake3:
-            facts = f"the prepared version {place.version} does not follow the version before it"
-            raise ConflictError(store.shown, facts, hint="push again")
-        wanted = Quorum(quorum, STAGED, timeout_seconds, trust)
-        staged = wait_for(store, prepared.version, wanted, is_committed=False) if quorum else ()
-        create_commit(store, log, data, place.version)
-        return CommitResult(store.shown, place.version, place.id, True, False, staged)
+        _check_follows(store, log, prepared)
+        staged: tuple[str, ...] = ()
+        if wanted is not None:
+            staged = wait_for(store, prepared.version, wanted, is_committed=False)
+            if _read_prepared(store, place) != data:
+                facts = f"version {place.version} was given up while receivers were waited for"
+                raise ConflictError(store.shown, facts, hint="dcr push --prepare prepares another one")
+        outcome, published = create_commit(store, log, data, place.version)
+        is_theirs = outcome is Outcome.SAME and published.version.place != place
+        return CommitResult(store.shown, place.version, published.version.place.id, True, is_theirs, staged)
 
 
 def _find_prepared(store: Store, history: History, version: int | None) -> tuple[Published, bytes]:
@@ -90,7 +98,7 @@ def _find_prepared(store: Store, history: History, version: int | None) -> tuple
         found = (place_of_version(entry.key) for entry in store.list(VERSIONS))
         places += sorted({each[0] for each in found if each is not None and each[0].version == version})
     for place in dict.fromkeys(places):
-        data = store.get(prepared_key(place), most_bytes=COMMIT_LIMIT, is_denied_absent=True)
+        data = _read_prepared(store, place)
         if data is not None:
             published = decode_version(data, place.version, f"{store.shown}/{prepared_key(place)}")
             if published.version.place == place and published.version.history == history.id:
@@ -99,9 +107,29 @@ def _find_prepared(store: Store, history: History, version: int | None) -> tuple
     raise NotFoundError(store.shown, facts, hint="dcr push --prepare prepares one")
 
 
-def _give_up(store: Store, prepared: Published) -> None:
+def _read_prepared(store: Store, place: Place) -> bytes | None:
+    return store.get(prepared_key(place), most_bytes=COMMIT_LIMIT, is_denied_absent=True)
+
+
+def _check_follows(store: Store, log: Log, prepared: Published) -> None:
+    """Raise an error unless a prepared version is a delta from the newest one, so that whoever comes to it could."""
+    version = prepared.version
+    before = log.require(version.number - 1)
+    if version.previous != before.blake3:
+        facts = f"the prepared version {version.number} does not follow the version before it"
+        raise ConflictError(store.shown, facts, hint="push again")
+    if version.delta is None or version.delta.base != before.version.target:
+        what = f"{store.shown}/{prepared_key(version.place)}"
+        raise DamagedError(what, f"is no delta from the state of version {before.version.number}")
+
+
+def _give_up(store: Store, log: Log, prepared: Published) -> None:
     place = prepared.version.place
     hint = read_hint(store)
     if hint is not None and hint.place == place:
         write_hint(store, replace(hint, state=GIVEN_UP))
     store.delete(prepared_key(place))
+    there = log.read(place.version, is_denied_absent=True)
+    if there is not None and there.version.place == place:
+        facts = f"version {place.version} was committed while it was given up"
+        raise ConflictError(store.shown, facts, hint="push again: what it has published stays")

@@ -33,7 +33,7 @@ class Workers:
 
     def __init__(self, jobs: int | None, stage: str, progress: Progress | None) -> None:
         self._jobs = threads(jobs)
-        self._pool = ThreadPoolExecutor(self._jobs, f"dcr-{stage}")
+        self.pool = ThreadPoolExecutor(self._jobs, f"dcr-{stage}")
         self._stage = stage
         self._progress = progress
 
@@ -43,7 +43,7 @@ class Workers:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        self.pool.shutdown(wait=True, cancel_futures=True)
 
     def results(
         self, function: Callable[[list[Part]], list[Result]], parts: Iterator[Part], total_bytes: int
@@ -54,7 +54,7 @@ class Workers:
         tasks = tasks_of(parts)
         while True:
             while len(running) < 2 * self._jobs and (task := next(tasks, None)) is not None:
-                running.append((task[0], self._pool.submit(function, task[1])))
+                running.append((task[0], self.pool.submit(function, task[1])))
             if not running:
                 return
             size, future = running.popleft()

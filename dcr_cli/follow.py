@@ -14,19 +14,23 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from dcr_cli.advance import advance, finish, spool_of
-from dcr_cli.arguments import check_path
+from dcr_cli.advance import advance
+from dcr_cli.arguments import check_apart, check_path
 from dcr_cli.errors import ConflictError, DcrError, HookError, NotFoundError, TransportError
 from dcr_cli.fetch.ahead import Ahead
 from dcr_cli.fetch.hook import DEFAULT_SECONDS
 from dcr_cli.fetch.prepared import find_prepared, is_staged, stage
 from dcr_cli.fetch.pull_result import PullResult
 from dcr_cli.fetch.source import Source, open_source, require_version
+from dcr_cli.fetch.spool import spool_of
 from dcr_cli.fetch.wish import Wish, make_wish
+from dcr_cli.finishing import finish
 from dcr_cli.receiver.change import REPLACE
 from dcr_cli.receiver.gather import Effort, Progress
 from dcr_cli.remote.hint import GIVEN_UP, STREAMING, read_hint
+from dcr_cli.remote.log import Known
 from dcr_cli.remote.version import Published
+from dcr_cli.store.location import folder_of
 from dcr_cli.store.opening import open_store
 from dcr_cli.store.store import Store
 from dcr_cli.work import threads
@@ -104,6 +108,9 @@ def follow(
         hook_seconds=hook_seconds,
     )
     check_path(checkpoint, "checkpoint")
+    folder = folder_of(remote)
+    if folder is not None:
+        check_apart({"checkpoint": checkpoint, "remote": folder})
     path = Path(checkpoint)
     finish(path, wish)
     with open_store(remote, storage_options, limit_bytes_per_second=limit_bytes_per_second) as store:
@@ -183,7 +190,7 @@ class Follower:
                 self._ahead.fetch(source.store, spool)
             elif not is_staged(spool, hint.place):
                 self._ahead.fetch(source.store, spool)
-                prepared = find_prepared(source, own)
+                prepared = find_prepared(source, Known(own.version.history, own.version.number, own.blake3))
                 if prepared is not None:
                     stage(source, self.path, spool, prepared, self.wish)
 

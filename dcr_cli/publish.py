@@ -9,7 +9,6 @@ import os
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -132,8 +131,8 @@ class Publisher:
     def commit(self) -> PushResult:
         """Make the version exist, and bring the baseline to it. Where nothing changed, nothing is published.
 
-        ConflictError if another publisher was faster: then nothing was changed. After TransportError it can be called
-        once more.
+        ConflictError if another publisher was faster: then nothing was changed. After another error it can be called
+        once more, if all was sent; else `begin` is next.
         """
         version = self._begun()
         made = self._finish(version)
@@ -182,7 +181,7 @@ class Publisher:
         allowed = allowed_in(history, self._encoding)
         log = Log(self._store, history.id)
         baseline = stack.enter_context(Baseline(self._place))
-        author = Author(self._label, datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), self._key)
+        author = Author(self._label, self._key)
         publication = Publication(self._store, log, baseline.home, author)
         position = baseline.position() if self._memory is None else self._memory.position()
         what = f"the baseline {baseline.path}" if self._memory is None else self._memory.what

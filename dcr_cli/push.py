@@ -9,11 +9,10 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 from dcr_cli.apply import Way, apply_chain
-from dcr_cli.arguments import check_path
+from dcr_cli.arguments import check_apart, check_path
 from dcr_cli.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from dcr_cli.checkpoint.digest import State, object_digest
 from dcr_cli.checkpoint.patterns import check_recorded_patterns
@@ -40,6 +39,7 @@ from dcr_cli.remote.keys import APPLIED, HISTORY_KEY, Place, new_id
 from dcr_cli.remote.log import Log
 from dcr_cli.remote.signing import load_signing_key
 from dcr_cli.remote.version import ANCHOR, DELTA, AnchorParts, Published
+from dcr_cli.store.location import folder_of
 from dcr_cli.store.opening import open_store
 from dcr_cli.store.store import Store
 from dcr_cli.work import threads
@@ -138,6 +138,9 @@ def push(
     """
     check_recorded_patterns(skip)
     check_path(checkpoint, "checkpoint")
+    folder = folder_of(remote)
+    places = {"checkpoint": checkpoint, "baseline": baseline, "remote": folder}
+    check_apart({name: place for name, place in places.items() if place is not None})
     options = PushOptions(
         base=Path(base) if base is not None else None,
         baseline=Path(baseline) if baseline is not None else None,
@@ -150,19 +153,21 @@ def push(
         dry_run=dry_run,
     )
     _check_options(options)
+    wanted = Quorum(wait_applied, APPLIED, timeout_seconds) if wait_applied is not None else None
+    if wanted is not None and prepare:
+        facts = "nobody can be at a version that is prepared and not committed"
+        raise UsageError("--wait-applied", facts, hint="dcr commit --quorum K waits for receivers that have staged it")
     key = load_signing_key(sign_key) if sign_key is not None else None
-    created = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    _check_ready(Path(checkpoint), ready)
+    check_ready(Path(checkpoint), ready)
     source = open_checkpoint(checkpoint, skip=skip)
-    _check_settled(source, settle_seconds, time.time())
+    check_settled(source, settle_seconds, time.time())
     with open_store(
         remote, storage_options, is_single_writer=single_writer, limit_bytes_per_second=limit_bytes_per_second
     ) as store:
-        author = Author(publisher, created, key)
+        author = Author(publisher, key)
         run = _Push(store, source, options, author, Effort(threads(jobs), progress))
         result = run.run()
-        if wait_applied is not None and run.published is not None:
-            wanted = Quorum(wait_applied, APPLIED, timeout_seconds)
+        if wanted is not None and run.published is not None:
             applied = wait_for(store, run.published.version, wanted, is_committed=True)
             result = replace(result, applied=applied)
         return result
@@ -203,7 +208,7 @@ class _Push:
 
     def _begin_history(self) -> History:
         """Begin a history, unless somebody else is faster; the place of its baseline is known to be there before."""
-        own = History(new_id(), self._options.encodings or ENCODINGS, self._author.created, self._author.publisher)
+        own = History(new_id(), self._options.encodings or ENCODINGS, self._author.now(), self._author.publisher)
         if self._keeps_baseline:
             path = self._options.baseline or default_baseline(self._source.root, own.id)
             with Baseline(path) as baseline:
@@ -255,13 +260,7 @@ class _Push:
         position = baseline.position()
         if position is not None and position.version < head.version.number:
             self._catch_up(baseline, head)
-        found = open_checkpoint(baseline.path, what="baseline")
-        left_out = open_checkpoint(baseline.path, skip=self._source.skipped, what="baseline")
-        gone = found.identities.keys() - left_out.identities.keys()
-        if gone:
-            facts = f"leaves out {min(gone)}, which version {head.version.number} has"
-            raise UsageError("--skip", facts, hint="--no-delta publishes a version that starts from nothing")
-        return left_out
+        return open_baseline(baseline.path, self._source, head)
 
     def _begin_baseline(self, log: Log, baseline: Baseline, head: Published) -> None:
         """Make the baseline from the checkpoint itself, if it is at one of the newest versions; one that was begun and
@@ -298,6 +297,7 @@ class _Push:
     ) -> PushResult:
         sink, found = publication.send(lambda sink: self._diff(sink, base, head), self._effort.jobs)
         if found.same:
+            self.published = head
             return self._result(publication.history, head.version.place, _SAME, head, found.target, found=found)
         self._uploaded_bytes += sink.sent_bytes
         anchor = publication.anchor_before()
@@ -353,6 +353,7 @@ class _Push:
         if head is not None and head.version.target == state:
             drop_outgoing(baseline.home)
             baseline.move_to(position_at(head, self._store.shown))
+            self.published = head
             return self._result(history, head.version.place, _SAME, head, state)
         sending = begin_anchor(baseline.home, publication.sending, state)
         sent = self._send_anchor(source, AnchorPlan(history, sending.place, state), baseline.home)
@@ -404,7 +405,9 @@ class _Push:
                 baseline.relink(self._source, open_delta(delta))
             else:
                 apply_chain([open_delta(delta)], baseline.path, Way(mode=IN_PLACE), jobs=self._effort.jobs)
-        baseline.move_to(position_at(published, self._store.shown))
+        if self._keeps_baseline or not baseline.has_checkpoint:
+            # A checkpoint there that is not moved on stays at its version.
+            baseline.move_to(position_at(published, self._store.shown))
         drop_outgoing(baseline.home)
         self.published = published
 
@@ -460,6 +463,17 @@ class _Push:
         )
 
 
+def open_baseline(path: Path, source: Checkpoint, head: Published) -> Checkpoint:
+    """Open a baseline that is at `head`, but for what was left out of `source`, which must not be part of it."""
+    found = open_checkpoint(path, what="baseline")
+    left_out = open_checkpoint(path, skip=source.skipped, what="baseline")
+    gone = found.identities.keys() - left_out.identities.keys()
+    if gone:
+        facts = f"leaves out {min(gone)}, which version {head.version.number} has"
+        raise UsageError("--skip", facts, hint="--no-delta publishes a version that starts from nothing")
+    return left_out
+
+
 def _anchor_parts(anchor: Anchor, data: bytes) -> AnchorParts:
     return AnchorParts(anchor.target, object_digest(data), len(data), len(anchor.files), anchor.bytes)
 
@@ -497,13 +511,13 @@ def _check_options(options: PushOptions) -> None:
         raise UsageError("--anchor-every", f"a number from 1 on expected, found {options.anchor_every}")
 
 
-def _check_ready(checkpoint: Path, ready: str | None) -> None:
+def check_ready(checkpoint: Path, ready: str | None) -> None:
     """Raise ConflictError if the file that says that a checkpoint is complete is not there yet."""
     if ready is not None and not os.path.exists(checkpoint / ready):
         raise ConflictError(str(checkpoint), f"is not ready: {ready} is not there yet", hint="try again later")
 
 
-def _check_settled(source: Checkpoint, settle_seconds: float, now: float) -> None:
+def check_settled(source: Checkpoint, settle_seconds: float, now: float) -> None:
     """Raise ConflictError if a file was written less than so many seconds ago."""
     path, newest = max(source.identities.items(), key=lambda pair: pair[1].mtime_ns)
     age = now - newest.mtime_ns / 1e9

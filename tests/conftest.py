@@ -42,3 +42,19 @@ def few_descriptors() -> Iterator[None]:
 def tiny_pair(tmp_path: Path) -> tuple[Path, Path]:
     """Two checkpoints of 2 shards, 4 BF16 tensors of 64x64, that differ in 5 elements."""
     return write_tiny_pair(tmp_path)
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> tuple[Path, Path]:
+    """Two private keys as OpenSSH writes them, and beside each its public one."""
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+
+    paths = []
+    for name in ("one", "two"):
+        key = Ed25519PrivateKey.generate()
+        path = tmp_path / name
+        path.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
+        path.with_suffix(".pub").write_bytes(key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH))
+        paths.append(path)
+    return paths[0], paths[1]

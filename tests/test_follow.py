@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import functools
+import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import pytest
 
-from dcr_cli.errors import DamagedError, DcrError, TransportError
+from dcr_cli.errors import DamagedError, DcrError, TransportError, WrongBaseError
 from dcr_cli.fetch.hook import Hook
+from dcr_cli.fetch.situation import look
 from dcr_cli.fetch.wish import Wish
 from dcr_cli.fetch.words import Speaker
 from dcr_cli.follow import Arrival, Follower, Pace
 from dcr_cli.receiver.gather import Effort
 from dcr_cli.remote.acknowledgement import read_acknowledgement
-from dcr_cli.remote.hint import GIVEN_UP, PREPARED, STREAMING
-from dcr_cli.remote.keys import STAGED, AcknowledgementPlace, commit_key, payload_key, prepared_key
+from dcr_cli.remote.hint import GIVEN_UP, PREPARED, STREAMING, Hint, write_hint
+from dcr_cli.remote.keys import STAGED, AcknowledgementPlace, Place, commit_key, payload_key, prepared_key
 from dcr_cli.remote.version import Version, encode_version
 from dcr_cli.store.backend import TransientError
 from dcr_cli.store.memory import MemoryBackend
@@ -27,7 +29,7 @@ from dcr_cli.store.retry import Patience
 from dcr_cli.store.store import Store
 from pushed import states
 from receivers import names_below, tree
-from remotes import Remote, place_of, version
+from remotes import HISTORY, Remote, place_of, version
 from store_wrappers import Records
 from strategies import write_checkpoint
 
@@ -110,10 +112,15 @@ def test_waits_grow_while_nothing_comes_and_are_short_after_news(scene: Scene) -
     assert scene.waits == [1, 2, 4, 8, 8, 8, 8, 1, 2, 4]
 
 
-def test_the_own_commit_is_looked_at_now_and_then(scene: Scene) -> None:
-    scene.play([nothing] * 40)
-    looked = [key for _, key in scene.backend.calls]
-    assert looked.count(commit_key(2)) > 40 and looked.count(commit_key(1)) < 10
+def test_a_log_that_is_another_one_is_noticed_sooner_or_later(scene: Scene) -> None:
+    def change() -> None:
+        scene.remote.store.put(commit_key(1), encode_version(replace(scene.remote.log[0].version, publisher="another")))
+        scene.backend.calls.clear()
+
+    with pytest.raises(WrongBaseError, match="another than the one"):
+        scene.play([nothing, change, *[nothing] * 20])
+    keys = [key for _, key in scene.backend.calls]
+    assert keys.count(commit_key(1)) == 1 < keys.count(commit_key(2))
 
 
 def test_what_is_being_made_is_fetched_before_it_is_committed(scene: Scene) -> None:
@@ -164,13 +171,15 @@ def test_a_payload_that_is_not_what_the_commit_lists_is_fetched_again(scene: Sce
 
 def test_what_is_no_payload_of_that_version_is_not_kept(scene: Scene) -> None:
     def mislead() -> None:
-        scene.remote.hint(2, STREAMING)
+        """A payload of the right version, but of another id than the hint's."""
+        other = Place(2, "f" * 32)
         scene.put_payloads(2)
         made = scene.remote.store.get(payload_key(place_of(2), 0), most_bytes=1 << 20)
-        scene.remote.hint(3, STREAMING)
-        scene.remote.store.put(payload_key(place_of(3), 0), made or b"")
+        scene.remote.store.put(payload_key(other, 0), made or b"")
+        write_hint(scene.remote.store, Hint(HISTORY, other, STREAMING, ""))
 
     def mislead_again() -> None:
+        assert not list(scene.root.glob(".dcr/fetched/*/payloads/*"))
         scene.remote.store.put(payload_key(place_of(2), 0), b"<html>")
         scene.remote.hint(2, STREAMING)
 
@@ -197,16 +206,60 @@ def test_a_prepared_version_is_staged_and_said_so_once(scene: Scene) -> None:
         scene.remote.store.put(prepared_key(place_of(2)), encode_version(made[0]))
         scene.remote.hint(2, PREPARED)
 
-    def look() -> None:
+    def check() -> None:
         assert read_acknowledgement(scene.remote.store, place) is not None
         assert tree(scene.root) == tree(scene.checkpoints[0])
         scene.remote.store.put(commit_key(2), encode_version(made[0]))
 
-    found = scene.play([prepare, nothing, nothing, look], wish)
+    found = scene.play([prepare, nothing, nothing, check], wish)
     assert [arrival.result.version for arrival in found] == [1, 2]
     creates = [key for name, key in scene.backend.calls if name == "create" and key.endswith(STAGED)]
     assert len(creates) == 1
     assert tree(scene.root) == tree(scene.checkpoints[1])
+
+
+@pytest.mark.parametrize("is_taken", [True, False])
+def test_aside_all_is_built_but_the_link_turned(scene: Scene, is_taken: bool) -> None:
+    made: list[Version] = []
+    wish = Wish(Effort(1, None), speaker=Speaker("rollout-1"), mode="aside")
+    place = AcknowledgementPlace(place_of(2), "rollout-1", STAGED)
+
+    def folders() -> dict[str, int]:
+        return {each.name: each.stat().st_ino for each in scene.folder.glob("r.dcr-*")}
+
+    def prepare() -> None:
+        made.append(scene.put_payloads(2))
+        scene.remote.store.put(prepared_key(place_of(2)), encode_version(made[0]))
+        scene.remote.hint(2, PREPARED)
+
+    before: list[dict[str, int]] = []
+
+    def check() -> None:
+        said = read_acknowledgement(scene.remote.store, place)
+        assert said is not None and said[0].is_built
+        assert tree(scene.root.resolve()) == tree(scene.checkpoints[0])
+        before.append(folders())
+        assert len(before[0]) == 2
+        # Nothing has to be read again.
+        assert recorded_at(scene.root) == 1
+        if is_taken:
+            scene.remote.store.put(commit_key(2), encode_version(made[0]))
+        else:
+            shutil.rmtree(scene.folder / str(place_of(2)))
+            scene.checkpoints[1] = scene.checkpoints[2]
+            scene.publish()
+
+    scene.play([prepare, nothing, check], wish)
+    assert tree(scene.root.resolve()) == tree(scene.checkpoints[1])
+    left = folders()
+    assert len(left) == 1 and (left.items() <= before[0].items()) == is_taken
+    assert not (scene.root / ".dcr/awaits").exists()
+
+
+def recorded_at(root: Path) -> int | None:
+    """The version that a receiver is known to be at without reading it."""
+    situation = look(root)
+    return situation.position.version if situation.position is not None and situation.is_at_position else None
 
 
 def test_what_is_prepared_wrongly_is_not_said_to_be_staged(scene: Scene) -> None:
@@ -214,12 +267,12 @@ def test_what_is_prepared_wrongly_is_not_said_to_be_staged(scene: Scene) -> None
     wish = Wish(Effort(1, None), speaker=Speaker("rollout-1"))
 
     def prepare() -> None:
-        made = scene.put_payloads(3)
-        scene.remote.store.put(prepared_key(place_of(3)), encode_version(made))
-        scene.remote.hint(3, PREPARED)
+        made = replace(scene.put_payloads(2), previous=b"\5" * 32)
+        scene.remote.store.put(prepared_key(place_of(2)), encode_version(made))
+        scene.remote.hint(2, PREPARED)
 
     scene.play([prepare, nothing], wish)
-    place = AcknowledgementPlace(place_of(3), "rollout-1", STAGED)
+    place = AcknowledgementPlace(place_of(2), "rollout-1", STAGED)
     assert read_acknowledgement(scene.remote.store, place) is None
 
 

@@ -298,3 +298,22 @@ def test_verify_tells_its_progress_and_needs_no_payloads(tmp_path: Path) -> None
 
 def test_metadata_says_what_it_is() -> None:
     assert b'{"format":"dcr-1","kind":"payload","index":"7","blake3":"' in encode_payload(7, b"x")
+
+
+def test_streamed_payloads_grow() -> None:
+    def sizes_of(count: int, *, is_streamed: bool) -> list[int]:
+        sizes: list[int] = []
+        writer = PayloadWriter(lambda name, data: sizes.append(len(data)), is_streamed=is_streamed)
+        writer.begin_piece()
+        for _ in range(count):
+            writer.add_block(bytes(400_000))
+        assert sum(run.blocks for run in writer.end_piece()) == count
+        assert [row.bytes for row in writer.finish()] == sizes
+        return sizes
+
+    assert len(sizes_of(100, is_streamed=False)) == 1
+    streamed = sizes_of(100, is_streamed=True)
+    assert streamed[0] < 2 << 20
+    # Whoever fetches them while they come has most of all when the last one comes.
+    assert max(streamed[-2:]) * 6 < sum(streamed)
+    assert len(streamed) < 40

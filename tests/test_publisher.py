@@ -385,6 +385,19 @@ def test_memory_that_is_elsewhere(steps: list[Path], remote: Path, tmp_path: Pat
         Publisher(remote, memory)
 
 
+def test_memory_that_somebody_changes(steps: list[Path], remote: Path, tmp_path: Path) -> None:
+    push(steps[0], remote)
+    memory = arrays_of(steps[0])
+    with Publisher(remote, memory, home=tmp_path / "home") as publisher:
+        publisher.begin()
+        memory["layers.0.weight"][5] ^= 1
+        with pytest.raises(WrongBaseError, match="is not what it was"):
+            publisher.add("layers.0.weight", tensors_of(steps[1])["layers.0.weight"])
+        with pytest.raises(UsageError, match="went wrong"):
+            publisher.commit()
+    assert len(commits(remote)) == 1
+
+
 # Others, and what goes wrong
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import json
+import math
 import os
 import shutil
 from collections.abc import Iterator
@@ -13,10 +15,13 @@ from typing import Any
 
 import pytest
 
-from dcr_cli.advance import advance, spool_of
+from dcr_cli.advance import advance
+from dcr_cli.apply import apply
 from dcr_cli.checkpoint.checkpoint import open_checkpoint
 from dcr_cli.checkpoint.digest import blake3_text
 from dcr_cli.checkpoint.in_progress import is_incomplete
+from dcr_cli.commit import commit
+from dcr_cli.diff import diff
 from dcr_cli.durable import open_folder
 from dcr_cli.errors import (
     ConflictError,
@@ -29,12 +34,14 @@ from dcr_cli.errors import (
     WrongBaseError,
 )
 from dcr_cli.fetch.position import POSITION_NAME, read_position
+from dcr_cli.fetch.spool import spool_of
 from dcr_cli.fetch.wish import Wish
 from dcr_cli.pull import pull
+from dcr_cli.push import push
 from dcr_cli.receiver.gather import Effort
 from dcr_cli.receiver.receiver import Receiver
 from dcr_cli.remote.acknowledgement import read_acknowledgement
-from dcr_cli.remote.keys import APPLIED, AcknowledgementPlace
+from dcr_cli.remote.keys import APPLIED, AcknowledgementPlace, commit_key
 from dcr_cli.remote.signing import trust_in
 from dcr_cli.store.backend import Backend, TransientError
 from dcr_cli.store.memory import MemoryBackend
@@ -43,9 +50,9 @@ from dcr_cli.store.store import Store
 from dcr_cli.verify import verify
 from faults import StoppedError, stopped_at
 from pushed import History, history, states
-from receivers import fresh_copy, names_below, tree
+from receivers import fresh_copy, names_below, rich_tensors, tree
 from store_wrappers import Allows, FailsCall, FlipsAByte, KillsAtCall, Records, Truncates, wrapping
-from strategies import tensor_of, write_checkpoint
+from strategies import TensorData, tensor_of, write_checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -151,6 +158,21 @@ class TestGoing:
         assert before.exists() == keep_previous
         assert len([path for path in tmp_path.iterdir() if not path.is_symlink()]) == 1 + keep_previous
 
+    @pytest.mark.parametrize("mode", ["replace", "in-place", "aside"])
+    def test_tensors_that_come_go_and_change_their_names(self, tmp_path: Path, mode: str) -> None:
+        """B30, and chains that do not go in one pass."""
+        remote = History(tmp_path)
+        first, second = rich_tensors()
+        third = {f"new.{name}": tensor for name, tensor in second.items()}
+        flat = {name: (dtype, (math.prod(shape),), data) for name, (dtype, shape, data) in third.items()}
+        for tensors in (first, second, third, dict[str, TensorData](flat), first):
+            remote.publish(tensors)
+        root = tmp_path / "r"
+        pull(remote.url, root, version=1, mode="aside" if mode == "aside" else "replace")
+        assert pull(remote.url, root, mode=mode).applied == (2, 3, 4, 5)
+        assert tree(root.resolve()) == tree(remote.version(5))
+        assert pull(remote.url, root, mode=mode).already
+
     def test_without_news_two_requests_are_made_and_nothing_is_written(self, five: History, tmp_path: Path) -> None:
         root = at(five, 5, tmp_path / "r")
         before = {path: path.lstat().st_mtime_ns for path in [root, *root.rglob("*")]}
@@ -254,6 +276,26 @@ class TestGaps:
             pull(remote.url, root)
         assert tree(root) == tree(remote.version(2)) and version_of(root) == 2
 
+    def test_a_payload_that_is_gone_behind_an_anchor(self, tmp_path: Path) -> None:
+        """The anchor was come to by then, and that is what is noted."""
+        remote = history(tmp_path / "remote", 3)
+        with remote.open() as store:
+            for entry in store.list(f"versions/{remote.commit(3).version.place}/payloads/"):
+                store.delete(entry.key)
+        root = tmp_path / "r"
+        with pytest.raises(WrongBaseError, match="version 3 is missing"):
+            pull(remote.url, root)
+        assert tree(root) == tree(remote.version(1)) and version_of(root) == 1
+
+    def test_an_anchor_that_takes_less_than_the_deltas(self, tmp_path: Path) -> None:
+        remote = History(tmp_path)
+        for seed in range(4):
+            remote.publish({f"{name}.weight": tensor_of("BF16", (64, 64), 2 * seed + name) for name in (0, 1)})
+        root = at(remote, 1, tmp_path / "r")
+        remote.anchor(4)
+        assert pull(remote.url, root).applied == (4,)
+        assert tree(root) == tree(remote.version(4))
+
     def test_a_break_is_passed_by_its_anchor(self, tmp_path: Path) -> None:
         remote = history(tmp_path / "remote", 2)
         root = at(remote, 2, tmp_path / "r")
@@ -309,6 +351,35 @@ class TestLogs:
         assert tree(root) == tree(remote.version(1))
 
 
+class TestInProgress:
+    """Changes that others have begun."""
+
+    def test_an_apply_that_was_stopped_is_not_overtaken(self, five: History, tmp_path: Path) -> None:
+        root = at(five, 3, tmp_path / "r")
+        diff(five.version(3), five.version(4), tmp_path / "delta")
+        number = 0
+        while not is_incomplete(root):
+            stopped_at(number, functools.partial(apply, tmp_path / "delta", root, jobs=1))
+            number += 10
+        for dry_run in (False, True):
+            with pytest.raises(IncompleteError, match="incomplete: an apply to it"):
+                pull(five.url, root, dry_run=dry_run)
+        assert pull(five.url, root, repair=True).version == 5
+        assert tree(root) == tree(five.version(5))
+
+    def test_what_was_fetched_for_it_is_gone(self, five: History, tmp_path: Path) -> None:
+        root = at(five, 3, tmp_path / "r")
+        number = 100
+        while not is_incomplete(root):
+            stopped_at(number, functools.partial(pull, five.url, root, jobs=1))
+            number += 5
+        shutil.rmtree(root / ".dcr/fetched")
+        with pytest.raises(IncompleteError, match="not there any more"):
+            pull(five.url, root)
+        assert pull(five.url, root, repair=True).version == 5
+        assert tree(root) == tree(five.version(5))
+
+
 class TestAdoption:
     """A folder that nothing is noted of is what its bytes say."""
 
@@ -338,6 +409,12 @@ class TestAdoption:
         with recorded_calls() as calls:
             assert pull(five.url, root).already
         assert len(calls) == 2
+
+    def test_shards_of_its_own_need_the_sidecars_too(self, five: History, tmp_path: Path) -> None:
+        sidecars = {path: data for path, data in tree(five.version(3)).items() if "safetensors" not in path}
+        root = write_checkpoint(tmp_path / "r", states(3)[2], sidecars=sidecars | {"config.json": b"{}"})
+        with pytest.raises(WrongBaseError, match="none of the versions"):
+            pull(five.url, root)
 
     def test_anything_else_is_refused(self, five: History, tmp_path: Path) -> None:
         root = write_checkpoint(tmp_path / "r", {"other": tensor_of("BF16", (8, 8), 5)})
@@ -484,7 +561,7 @@ class TestStops:
             assert not [key for _, key in calls if key.startswith("anchors/")], number
             assert version_of(root) == 3
             assert names_below(root / ".dcr") == ["lock", POSITION_NAME, "state.json", "state.zst"], number
-            number += 4
+            number += 7
         assert {"1", "marked", "3"} <= seen
 
     def test_aside_is_old_or_new(self, three: History, tmp_path: Path) -> None:
@@ -503,7 +580,7 @@ class TestStops:
             # The folder before may be left until the link is turned once more.
             pull(three.url, link, version=1, mode="aside", jobs=1)
             assert [path.name for path in place.iterdir() if not path.is_symlink()] == [link.resolve().name], number
-            number += 9
+            number += 17
 
     @pytest.mark.parametrize("is_new", [True, False])
     def test_an_anchor_is_gone_on_with(self, three: History, tmp_path: Path, is_new: bool) -> None:
@@ -617,6 +694,37 @@ class TestEnding:
         assert (tmp_path / "runs").read_text() == ".\n"
         assert acknowledged(five, 5, "rollout-1") is not None
 
+    def test_nothing_is_said_before_the_hook(self, five: History, tmp_path: Path) -> None:
+        root = at(five, 4, tmp_path / "r")
+        with pytest.raises(HookError):
+            pull(five.url, root, hook="exit 1")
+        (root / "model-00001-of-00002.safetensors").touch()
+        assert pull(five.url, root, receiver="hasty").already
+        assert acknowledged(five, 5, "hasty") is None
+
+    def test_what_is_prepared_is_staged_once(self, tmp_path: Path) -> None:
+        remote = history(tmp_path / "remote", 2)
+        root = at(remote, 2, tmp_path / "r")
+        remote.publish(states(3)[2], prepare=True)
+        assert pull(remote.url, root, receiver="a").staged == 3
+        with recorded_calls() as calls:
+            assert pull(remote.url, root, receiver="a").staged == 3
+        assert len(calls) == 4 and not [key for _, key in calls if "/payloads/" in key]
+        assert tree(root) == tree(remote.version(2))
+        commit(remote.url, quorum=1)
+        with recorded_calls() as calls:
+            assert pull(remote.url, root, receiver="a").version == 3
+        assert not [key for _, key in calls if key.startswith("versions/")]
+        assert tree(root) == tree(remote.version(3))
+
+    def test_a_hook_stays_due_until_it_can_run(self, five: History, tmp_path: Path) -> None:
+        root = at(five, 3, tmp_path / "r")
+        with pytest.raises(HookError):
+            pull(five.url, root, version=4, hook="exit 1")
+        assert pull(five.url, root).version == 5
+        assert pull(five.url, root, hook=f"echo $DCR_VERSION >> {tmp_path}/runs").already
+        assert (tmp_path / "runs").read_text() == "5\n"
+
     def test_a_hook_has_only_so_much_time_and_takes_nothing_along(self, five: History, tmp_path: Path) -> None:
         root = at(five, 4, tmp_path / "r")
         with pytest.raises(HookError, match="did not end within"):
@@ -702,3 +810,83 @@ def make_key(path: Path) -> Path:
     )
     Path(f"{path}.pub").write_text(key.public_key().public_bytes_raw().hex())
     return path
+
+
+def test_a_checkpoint_lies_apart_from_the_remote(tmp_path: Path) -> None:
+    remote = tmp_path / "remote"
+    push(history(tmp_path / "other", 1).version(1), remote, baseline=tmp_path / "baseline")
+    before = tree(tmp_path)
+    for place in (remote, remote / "checkpoint", tmp_path):
+        with pytest.raises(UsageError, match="cannot lie inside"):
+            pull(remote, place)
+    assert tree(tmp_path) == before
+
+
+class TestAnchorsThatDoNotCount:
+    """One anchor is damaged, or signed by nobody who is trusted: another way is taken, if there is one."""
+
+    def test_an_unsigned_one_beside_a_signed_one(self, keys: Path, tmp_path: Path) -> None:
+        remote = history(tmp_path / "remote", 3, key=keys / "ours")
+        remote.key = None
+        remote.anchor(3)
+        result = pull(remote.url, tmp_path / "r", trusted_keys=[str(keys / "ours.pub")])
+        assert result.applied == (1, 2, 3)
+        assert version_of(tmp_path / "r") == 3
+
+    def test_a_damaged_one(self, tmp_path: Path) -> None:
+        remote = history(tmp_path / "remote", 3)
+        remote.anchor(3)
+        with wrapping(lambda backend: FlipsAByte(backend, "anchors/0000000003-*.json", 40)):
+            assert pull(remote.url, tmp_path / "r").applied == (1, 2, 3)
+        remote.remove_delta(2)
+        with (
+            wrapping(lambda backend: FlipsAByte(backend, "anchors/0000000003-*.json", 40)),
+            pytest.raises(DamagedError, match="0000000003"),
+        ):
+            pull(remote.url, tmp_path / "other")
+        assert not (tmp_path / "other").exists()
+
+
+class TestANoteIsNoMoreThanItSays:
+    def test_the_weights_of_a_version_with_other_files(self, three: History, tmp_path: Path) -> None:
+        root = at(three, 3, tmp_path / "r")
+        other = fresh_copy(three.version(3), tmp_path / "other")
+        (other / "config.json").write_text("{}")
+        diff(three.version(3), other, tmp_path / "delta", jobs=1)
+        apply(tmp_path / "delta", root, jobs=1)
+        before = tree(root)
+        with pytest.raises(WrongBaseError, match="what it holds"):
+            pull(three.url, root)
+        assert tree(root) == before
+        assert pull(three.url, root, repair=True).changed
+        assert tree(root) == tree(three.version(3))
+
+    def test_one_that_does_not_say_which_files(self, three: History, tmp_path: Path) -> None:
+        root = at(three, 3, tmp_path / "r")
+        path = root / ".dcr" / POSITION_NAME
+        before = path.read_bytes()
+        document = json.loads(before)
+        del document["held_files"]
+        path.write_text(json.dumps(document))
+        assert pull(three.url, root).already
+        assert json.loads(path.read_bytes()) == json.loads(before)
+
+    @pytest.mark.parametrize("is_repair", [False, True])
+    def test_a_log_that_went_backwards_under_a_change(self, tmp_path: Path, is_repair: bool) -> None:
+        remote = history(tmp_path / "remote", 2)
+        start, root = at(remote, 2, tmp_path / "start"), tmp_path / "r"
+        remote.publish(states(3)[2])
+        remote.anchor(3)
+        number = 0
+        while not (root.exists() and is_incomplete(root)):
+            fresh_copy(start, root)
+            assert not stopped_at(number, lambda: pull(remote.url, root, repair=True, jobs=1))
+            number += 1
+        # With what had come it would be finished without the remote.
+        shutil.rmtree(root / ".dcr/fetched")
+        with remote.open() as store:
+            for version in (2, 3):
+                store.delete(commit_key(version))
+        with pytest.raises(WrongBaseError, match="its log ends below version 2"):
+            pull(remote.url, root, repair=is_repair)
+        assert pull(remote.url, root, repair=True, version=1).version == 1

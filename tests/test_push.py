@@ -17,6 +17,7 @@ from dcr_cli.commit import commit
 from dcr_cli.content import Workers, read_state
 from dcr_cli.errors import (
     ConflictError,
+    DamagedError,
     DcrError,
     LocalError,
     NotFoundError,
@@ -547,8 +548,10 @@ def test_only_listed_receivers_count(steps: list[Path], remote: Path, keys: tupl
     acknowledge(remote, prepared, "host-again", APPLIED, keys[0])
     newer = remote / "acks" / f"{Place(2, str(prepared.id))}" / "newer.staged"
     newer.write_bytes(b'{"format":"dcr-2","requires":[]}\n')
-    with pytest.raises(ConflictError, match="1 of 2"):
+    with pytest.raises(UsageError, match="2 receivers cannot sign with 1 keys"):
         commit(remote, quorum=2, receivers=[str(keys[0].with_suffix(".pub"))])
+    with pytest.raises(ConflictError, match="1 of 2"):
+        commit(remote, quorum=2, receivers=[str(keys[0].with_suffix(".pub")), "0" * 64])
     assert commit(remote, quorum=1, receivers=[str(keys[0].with_suffix(".pub"))]).staged == ("host-again",)
 
 
@@ -558,22 +561,89 @@ def test_waiting_for_receivers(steps: list[Path], remote: Path) -> None:
         push(steps[1], remote, wait_applied=1, timeout_seconds=0)
     assert caught.value.details == {"committed": True}
     assert len(commits(remote)) == 2
+    with pytest.raises(ConflictError, match="0 of 1"):
+        push(steps[1], remote, wait_applied=1, timeout_seconds=0)
+    with pytest.raises(UsageError, match="nobody can be at"):
+        push(steps[1], remote, wait_applied=1, prepare=True)
+    with pytest.raises(UsageError, match="found 0"):
+        push(steps[1], remote, wait_applied=0)
 
 
-@pytest.fixture
-def keys(tmp_path: Path) -> tuple[Path, Path]:
-    """Two private keys as OpenSSH writes them, and beside each its public one."""
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+def test_a_quorum_that_is_none(steps: list[Path], remote: Path) -> None:
+    push(steps[0], remote)
+    push(steps[1], remote, prepare=True)
+    with pytest.raises(UsageError, match="found -1"):
+        commit(remote, quorum=-1)
+    with pytest.raises(UsageError, match="nobody is waited for"):
+        commit(remote, receivers=["0" * 64])
+    with pytest.raises(UsageError, match="exclude each other"):
+        commit(remote, quorum=1, abort=True)
+    assert len(commits(remote)) == 1
 
-    paths = []
-    for name in ("one", "two"):
-        key = Ed25519PrivateKey.generate()
-        path = tmp_path / name
-        path.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
-        path.with_suffix(".pub").write_bytes(key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH))
-        paths.append(path)
-    return paths[0], paths[1]
+
+def test_given_up_and_prepared_again_is_another_attempt(steps: list[Path], remote: Path) -> None:
+    push(steps[0], remote)
+    first = push(steps[1], remote, prepare=True)
+    assert push(steps[1], remote, prepare=True).id == first.id
+    acknowledge(remote, first, "host", STAGED)
+    commit(remote, abort=True)
+    # The receiver has let go of what it had staged.
+    again = push(steps[1], remote, prepare=True)
+    assert again.id != first.id
+    with pytest.raises(ConflictError, match="0 of 1"):
+        commit(remote, quorum=1)
+    acknowledge(remote, again, "host", STAGED)
+    assert commit(remote, quorum=1).id == again.id
+
+
+def test_given_up_while_receivers_are_waited_for(steps: list[Path], remote: Path) -> None:
+    class GivesUp(Wrapped):
+        """Somebody gives the version up as soon as its receivers have been counted."""
+
+        def done(self, name: str, key: str) -> None:
+            if name == "entries" and key.startswith("acks/") and prepared.exists():
+                prepared.unlink()
+
+    push(steps[0], remote)
+    result = push(steps[1], remote, prepare=True)
+    (prepared,) = remote.glob("versions/*/commit.json")
+    acknowledge(remote, result, "host", STAGED)
+    with wrapping(GivesUp), pytest.raises(ConflictError, match="was given up while"):
+        commit(remote, quorum=1)
+    assert len(commits(remote)) == 1
+
+
+def test_committed_while_it_is_given_up(steps: list[Path], remote: Path) -> None:
+    class Commits(Wrapped):
+        def done(self, name: str, key: str) -> None:
+            if name == "remove":
+                (remote / "commits/0000000002.json").write_bytes(data)
+
+    push(steps[0], remote)
+    push(steps[1], remote, prepare=True)
+    (prepared,) = remote.glob("versions/*/commit.json")
+    data = prepared.read_bytes()
+    with wrapping(Commits), pytest.raises(ConflictError, match="was committed while"):
+        commit(remote, abort=True)
+
+
+def test_a_prepared_version_from_another_state(steps: list[Path], remote: Path) -> None:
+    push(steps[0], remote)
+    push(steps[1], remote, prepare=True)
+    (prepared,) = remote.glob("versions/*/commit.json")
+    document = json.loads(prepared.read_bytes())
+    document["base"]["content"] = document["target"]["content"]
+    prepared.write_bytes(json.dumps(document).encode() + b"\n")
+    with pytest.raises(DamagedError, match="no delta from the state of version 1"):
+        commit(remote)
+    assert len(commits(remote)) == 1
+
+
+def test_another_base_leaves_the_baseline_at_its_version(steps: list[Path], remote: Path, tmp_path: Path) -> None:
+    push(steps[0], remote)
+    push(steps[1], remote, base=steps[0])
+    assert push(steps[2], remote).version == 3
+    assert build_all(remote, tmp_path / "scratch") == [tree(step) for step in steps[:3]]
 
 
 # Anchors
@@ -600,6 +670,37 @@ def test_an_anchor_later(steps: list[Path], remote: Path) -> None:
     assert push(steps[3], remote).anchor == 1
 
 
+def test_an_anchor_that_is_not_whole_comes_again(steps: list[Path], remote: Path, keys: tuple[Path, Path]) -> None:
+    push(steps[0], remote)
+    push(steps[1], remote)
+    anchor(steps[1], remote)
+    (file,) = (remote / "anchors").glob("0000000002-*/files/model-00001-*")
+    for spoil in (file.unlink, lambda: file.write_bytes(b"cut")):
+        spoil()
+        assert not anchor(steps[1], remote).already
+        assert anchor(steps[1], remote).already
+    (document,) = (remote / "anchors").glob("0000000002-*.json")
+    document.write_bytes(document.read_bytes()[:-2])
+    assert not anchor(steps[1], remote).already
+    assert not anchor(steps[1], remote, sign_key=keys[0]).already
+    assert anchor(steps[1], remote, sign_key=keys[0]).already
+    assert anchor(steps[1], remote).already
+
+
+def test_an_anchor_that_a_commit_binds_stays_what_it_is(
+    steps: list[Path], remote: Path, keys: tuple[Path, Path]
+) -> None:
+    push(steps[0], remote)
+    (document,) = (remote / "anchors").glob("0000000001-*.json")
+    before = document.read_bytes()
+    document.unlink()
+    with pytest.raises(WrongBaseError, match="another than the commit"):
+        anchor(steps[0], remote, sign_key=keys[0])
+    assert not document.exists()
+    assert not anchor(steps[0], remote).already
+    assert document.read_bytes() == before
+
+
 def test_signed_versions(steps: list[Path], remote: Path, keys: tuple[Path, Path]) -> None:
     push(steps[0], remote, sign_key=keys[0])
     push(steps[1], remote, sign_key=keys[0])
@@ -608,3 +709,27 @@ def test_signed_versions(steps: list[Path], remote: Path, keys: tuple[Path, Path
         assert signature.startswith(b"ed25519:") and line and not end
     with pytest.raises(UsageError, match="a private one is needed"):
         push(steps[2], remote, sign_key=keys[0].with_suffix(".pub"))
+
+
+def test_what_is_written_lies_apart_from_what_is_read(steps: list[Path], remote: Path, tmp_path: Path) -> None:
+    push(steps[0], remote)
+    own = fresh_copy(steps[0], tmp_path / "own")
+    # As one that an apply has changed: only the state folder tells a baseline from any other folder.
+    (own / ".dcr").mkdir()
+    before = tree(tmp_path)
+    link = tmp_path / "link"
+    link.symlink_to(own)
+    for checkpoint, where, baseline in (
+        (own, own, None),
+        (own, own / "remote", None),
+        (own, tmp_path, None),
+        (own, remote, own),
+        (own, remote, link),
+        (own, remote, own / "baseline"),
+        (own, remote, tmp_path),
+        (own, remote, remote / "baseline"),
+    ):
+        with pytest.raises(UsageError, match="cannot lie inside"):
+            push(checkpoint, where, baseline=baseline)
+    link.unlink()
+    assert tree(tmp_path) == before

@@ -104,7 +104,14 @@ def prepared(scene: Scene) -> tuple[Callable[[], object], list[int]]:
     return run, [0, 1, 2]
 
 
-SCENES = [first, next_delta, with_links, with_anchor, a_break, prepared]
+def behind(scene: Scene) -> tuple[Callable[[], object], list[int]]:
+    scene.push(0)
+    fresh_copy(scene.baseline, scene.root / "other")
+    push(scene.steps[1], scene.remote, baseline=scene.root / "other", jobs=1)
+    return lambda: scene.push(2), [0, 1, 2]
+
+
+SCENES = [first, next_delta, with_links, with_anchor, a_break, prepared, behind]
 
 
 def check_stops(scene: Scene, make: Callable[[Scene], tuple[Callable[[], object], list[int]]], spread: int) -> None:

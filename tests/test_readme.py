@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from dcr_cli.cli import COMMANDS, main
+from dcr_cli.push import push
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -41,6 +42,7 @@ def test_the_commands_run(folder: Path) -> None:
 
 
 def test_the_code_runs(folder: Path) -> None:
+    push("step-1", "live", baseline="baseline")
     for block in blocks("python"):
         subprocess.run([sys.executable, "-c", block], check=True, cwd=folder)
 

@@ -6,12 +6,20 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from dcr_cli.checkpoint.digest import blake3_text, object_digest
+from dcr_cli.checkpoint.checkpoint import open_checkpoint
+from dcr_cli.checkpoint.digest import blake3_text, digest_bytes, object_digest, tensor_digest
+from dcr_cli.delta.document import decode_document, encode_document
+from dcr_cli.delta.manifest import PayloadRow, Run
 from dcr_cli.errors import DcrError
+from dcr_cli.inspect import inspect
+from dcr_cli.publisher.merging import Sides, merge
+from dcr_cli.publisher.shares import Slice, cut
 from dcr_cli.remote import anchor as anchors
 from dcr_cli.remote.acknowledgement import decode_acknowledgement, encode_acknowledgement, read_acknowledgement
 from dcr_cli.remote.anchor import ANCHOR_KIND, Anchor, AnchorFile, decode_anchor, encode_anchor, open_anchor
@@ -32,6 +40,16 @@ from dcr_cli.remote.keys import (
     version_of_commit,
 )
 from dcr_cli.remote.log import Known, Log
+from dcr_cli.remote.part import (
+    Attempt,
+    PartCommit,
+    PartTable,
+    SliceRow,
+    decode_part,
+    encode_part,
+    encode_table,
+    open_table,
+)
 from dcr_cli.remote.signing import Trust, split_signed
 from dcr_cli.remote.version import COMMIT_KIND, AnchorParts, Version, decode_version, encode_version
 from dcr_cli.store.opening import open_store
@@ -53,6 +71,7 @@ from remotes import (
     with_files,
     write_log,
 )
+from strategies import tensor_of, write_checkpoint
 
 TRUST = Trust(frozenset([signing_key().public]))
 NO_TRUST = Trust()
@@ -569,3 +588,164 @@ def test_rule_110_a_hint_is_never_refused(store: Store) -> None:
         assert read_hint(store) is None
     store.put(HINT_KEY, line)
     assert read_hint(store) == hint
+
+
+# Parts
+
+
+ATTEMPT = Attempt(HISTORY, 3, b"\5" * 32, 4, "run/0", b"\6" * 32)
+
+
+def part_table(rank: int = 1, **facts: Any) -> PartTable:
+    """The table of a part of two slices and two payloads."""
+    runs = (Run(rank, 0, 9, 1), Run(rank + 4, 0, 9, 1))
+    slices = (
+        SliceRow(0, 3, 0, 100, b"\1" * 16, b"\2" * 16, 4, 7, runs[:1]),
+        SliceRow(2, 2, 50, 10, bytes(16), b"\3" * 16, 1, 10, runs[1:]),
+    )
+    payloads = (PayloadRow(900, b"\4" * 32), PayloadRow(800, b"\5" * 32))
+    known: dict[str, Any] = {"slices": slices, "file_runs": (), "payloads": payloads}
+    return PartTable(**known | facts)
+
+
+def part_of(table: bytes, rank: int = 1) -> PartCommit:
+    return PartCommit(rank, object_digest(table), len(table), CREATED, PUBLISHER)
+
+
+def refused_part(data: bytes, match: str) -> None:
+    refused(lambda: decode_part(data, ATTEMPT, 1, "part"), match)
+
+
+def refused_table(data: bytes, match: str, *, part: PartCommit | None = None) -> None:
+    refused(lambda: open_table(part or part_of(data), ATTEMPT, data, "table"), match)
+
+
+def refused_parts(made: tuple[Sides, list[tuple[Slice, ...]], list[PartTable]], match: str) -> None:
+    refused(lambda: merge(replace(ATTEMPT, ranks=2), *made), match)
+
+
+def test_rule_111_a_part_is_the_one_of_its_key() -> None:
+    part = part_of(encode_table(part_table()))
+    line = encode_part(ATTEMPT, part)
+    assert decode_part(line, ATTEMPT, 1, "part")[0] == part
+    members = json.loads(line)
+    for key in ("history", "version", "id", "kind", "rank", "ranks", "attempt", "previous", "source"):
+        for wrong in ("other", 2, True):
+            refused_part(encode_members(members | {key: wrong}), f"its {key} is")
+        refused_part(encode_members(without(members, key)), f"its {key} is")
+    for key in ("table", "created", "publisher"):
+        refused_part(encode_members(without(members, key)), key)
+    places = {
+        ATTEMPT.place,
+        replace(ATTEMPT, history=OTHER_HISTORY).place,
+        replace(ATTEMPT, version=4).place,
+        replace(ATTEMPT, previous=b"\1" * 32).place,
+        replace(ATTEMPT, ranks=5).place,
+        replace(ATTEMPT, text="run/1").place,
+        replace(ATTEMPT, source=b"\1" * 32).place,
+    }
+    assert len(places) == 7
+    lines = ("dcr-1 part", HISTORY, "3", "05" * 32, "4", "06" * 32, "run/0")
+    assert ATTEMPT.place.id == object_digest("".join(f"{each}\n" for each in lines).encode()).hex()[:32]
+
+
+def test_rule_112_parts_are_signed_by_the_same_key() -> None:
+    line = encode_part(ATTEMPT, part_of(encode_table(part_table())))
+    for data, is_right in (
+        (signing_key().sign(line, "part"), True),
+        (line, False),
+        (signing_key(1).sign(line, "part"), False),
+        (signing_key().sign(line, COMMIT_KIND), False),
+    ):
+        signed = decode_part(data, ATTEMPT, 1, "part")[1]
+        if is_right:
+            TRUST.check(signed, "part", "part")
+        else:
+            refused(partial(TRUST.check, signed, "part", "part"), "signed by a trusted key|signature by trusted key", 5)
+
+
+def test_rule_113_a_table_is_the_one_of_its_part() -> None:
+    data = encode_table(part_table())
+    assert open_table(part_of(data), ATTEMPT, data, "table") == part_table()
+    for other in (data[:-1], data + b"\0", bytes([*data[:-1], data[-1] ^ 1]), b""):
+        refused_table(other, "blake3 differs", part=part_of(data))
+
+
+def test_rule_114_the_columns_of_a_table() -> None:
+    columns = decode_document("part", encode_table(part_table()), None, "table")
+    for name in columns:
+        for broken in (without(columns, name), columns | {name: columns[name][:0]}):
+            if name == "file.runs" and name in broken:
+                continue
+            data = encode_document("part", broken)[0]
+            refused_table(data, f"{name}|the same length|runs")
+    for name in ("slice.runs", "file.runs"):
+        column = np.array([1, 5] if name == "slice.runs" else [1], "<u4")
+        data = encode_document("part", columns | {name: column})[0]
+        refused_table(data, "fewer runs")
+    data = encode_document("part", columns | {"slice.runs": np.array([1, 0], "<u4")})[0]
+    refused_table(data, "belong to nothing")
+
+
+def test_rule_115_runs_are_in_payloads_of_their_rank() -> None:
+    for rank in (0, 1, 3):
+        data = encode_table(part_table(rank))
+        assert open_table(part_of(data, rank), ATTEMPT, data, "table") == part_table(rank)
+        for other in {0, 1, 2, 3} - {rank}:
+            refused_table(data, "not one of rank", part=part_of(data, other))
+        few = encode_table(part_table(rank, payloads=part_table().payloads[:1]))
+        refused_table(few, "not one of rank", part=part_of(few, rank))
+
+
+def merging(tmp_path: Path) -> tuple[Sides, list[tuple[Slice, ...]], list[PartTable]]:
+    """Two tensors compared by two ranks, of which nothing changed, and a file that is new."""
+    tensors = {"a": tensor_of("BF16", (8, 8)), "b": tensor_of("BF16", (8, 8), 1)}
+    base = open_checkpoint(write_checkpoint(tmp_path / "base", tensors))
+    target = open_checkpoint(write_checkpoint(tmp_path / "target", tensors, sidecars={"config.json": b"{}"}))
+    with base.reader() as old, target.reader() as new:
+        sides = Sides(base, target, base.files_digest(old), target.files_digest(new))
+    digests = [digest_bytes(tensor_digest(tensors[name][2])) for name in "ab"]
+    tables = [
+        PartTable((SliceRow(number, 3, 0, 64, digest, digest, 0, 0, ()),), (), ())
+        for number, digest in enumerate(digests)
+    ]
+    tables[0] = replace(tables[0], file_runs=((Run(0, 0, 4, 1),), (), ()), payloads=(PayloadRow(900, b"\4" * 32),))
+    return sides, cut(base, target, 2), tables
+
+
+def test_rule_116_parts_are_their_shares(tmp_path: Path) -> None:
+    sides, shares, tables = merging(tmp_path)
+    attempt = replace(ATTEMPT, ranks=2)
+    merged = merge(attempt, sides, shares, tables)
+    assert merged.base.content == merged.target.content and merged.base.files != merged.target.files
+    row = tables[1].slices[0]
+    others: list[tuple[SliceRow, ...]] = [(), (row, row)]
+    others += [
+        (replace(row, tensor=5),),
+        (replace(row, side=2),),
+        (replace(row, start=5),),
+        (replace(row, elements=5),),
+    ]
+    for slices in others:
+        broken = [tables[0], replace(tables[1], slices=slices)]
+        refused_parts((sides, shares, broken), "does not cover its share")
+    run = (Run(0, 0, 4, 1),)
+    for file_runs in ((), (run,), ((), (), ()), (run, run, ())):
+        broken = [replace(tables[0], file_runs=file_runs), tables[1]]
+        refused_parts((sides, shares, broken), "the part of rank 0")
+
+
+def test_rule_117_all_parts_make_the_version_before(tmp_path: Path) -> None:
+    """That another state is refused, and nothing committed, is tests/test_parts.py's."""
+    sides, shares, tables = merging(tmp_path)
+    attempt = replace(ATTEMPT, ranks=2)
+    before = merge(attempt, sides, shares, tables).base
+    assert before.content == content_of(tmp_path / "base")
+    row = replace(tables[1].slices[0], base_digest=b"\1" * 16)
+    assert merge(attempt, sides, shares, [tables[0], replace(tables[1], slices=(row,))]).base != before
+
+
+def content_of(checkpoint: Path) -> bytes:
+    state = inspect(checkpoint, digest=True, jobs=1).state
+    assert state is not None
+    return state.content

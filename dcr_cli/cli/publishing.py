@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import os
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
@@ -20,7 +22,9 @@ from dcr_cli.cli.options import (
     storage_options_of,
 )
 from dcr_cli.cli.quantities import seconds_of
+from dcr_cli.cli.ranks import rank_of
 from dcr_cli.cli.session import Session
+from dcr_cli.errors import UsageError
 
 Timeout = Annotated[str, typer.Option("--timeout", metavar="DURATION", help="How long to wait for receivers.")]
 SignKey = Annotated[str | None, typer.Option("--sign-key", metavar="FILE", help="Sign with this Ed25519 private key.")]
@@ -70,6 +74,19 @@ def push(
     single_writer: SingleWriter = False,
     sign_key: SignKey = None,
     label: Annotated[str, typer.Option("--label", metavar="TEXT", help="Who publishes, for people.")] = "",
+    part: Annotated[
+        str | None,
+        typer.Option("--part", metavar="R/W", help="Publish part R, from 0, of W; auto: as torchrun or srun say."),
+    ] = None,
+    attempt: Annotated[
+        str | None,
+        typer.Option(
+            "--attempt", metavar="TEXT", help="With --part, what all parts share. [default: from torchrun, srun]"
+        ),
+    ] = None,
+    no_wait: Annotated[
+        bool, typer.Option("--no-wait", help="With --part, do not wait for the other parts, but in part 0.")
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", "-n", help="Say what would be published; send nothing.")
     ] = False,
@@ -81,6 +98,40 @@ def push(
     from dcr_cli.push import push as run
     from dcr_cli.report import pushes
 
+    if part is not None:
+        alone = {
+            "--base": base,
+            "--baseline-link": baseline_link,
+            "--encodings": encodings,
+            "--no-delta": no_delta,
+            "--anchor-every": anchor_every,
+            "--wait-applied": wait_applied,
+            "--dry-run": dry_run,
+        }
+        odd = [name for name, value in alone.items() if value not in (None, False)]
+        if odd:
+            raise UsageError("push", f"--part excludes {odd[0]}", hint="dcr push --help")
+        return _push_part(
+            session,
+            path_of(checkpoint, "CHECKPOINT"),
+            remote,
+            rank_of(part, attempt, os.environ),
+            baseline=path_of(baseline, "--baseline") if baseline is not None else None,
+            encoding=encoding,
+            prepare=prepare,
+            wait=not no_wait,
+            timeout_seconds=seconds_of(timeout, "--timeout"),
+            ready=ready,
+            settle_seconds=seconds_of(settle, "--settle") if settle is not None else 0.0,
+            skip=skip or (),
+            single_writer=single_writer,
+            storage_options=storage_options_of(storage_option),
+            sign_key=path_of(sign_key, "--sign-key") if sign_key is not None else None,
+            publisher=label,
+            limit_bytes_per_second=bytes_per_second_of(limit_rate),
+        )
+    if attempt is not None or no_wait:
+        raise UsageError("push", "--attempt and --no-wait need --part", hint="dcr push --help")
     with session.progress() as progress:
         result = run(
             path_of(checkpoint, "CHECKPOINT"),
@@ -111,6 +162,16 @@ def push(
     return session.finish(result, lambda: pushes.push_lines(result))
 
 
+def _push_part(session: Session, checkpoint: Path, remote: str, place: tuple[int, int, str], **options: Any) -> int:
+    from dcr_cli.push_part import Rank, push_part as run
+    from dcr_cli.report import pushes
+
+    with session.progress() as progress:
+        result = run(checkpoint, remote, Rank(*place), jobs=session.jobs, progress=progress, **options)
+    session.note_idle(options["skip"], str(checkpoint))
+    return session.finish(result, lambda: pushes.part_lines(result))
+
+
 @command
 def commit(
     session: Session,
@@ -118,7 +179,9 @@ def commit(
     version: Annotated[int | None, typer.Argument(metavar="[N]", help="The version. [default: the prepared one]")] = (
         None
     ),
-    quorum: Annotated[int, typer.Option("--quorum", metavar="K", help="Wait until K receivers have staged it.")] = 0,
+    quorum: Annotated[
+        int | None, typer.Option("--quorum", metavar="K", help="Wait until K receivers have staged it.")
+    ] = None,
     timeout: Timeout = "15m",
     receivers: Annotated[
         list[str] | None,

@@ -32,6 +32,9 @@ CLASSES, STATES_PER_CLASS = 16, 32
 DEFAULT_STATE = 32768
 # Per width one bit, and per class gamma(33) and 32 bytes.
 HEAD_LIMIT = (len(WIDTHS) * (1 + CLASSES * (11 + 8 * STATES_PER_CLASS)) + 7) // 8
+# What is streamed is cut into payloads of about so many bytes, which any block fits, then of this share of what came
+# before.
+FIRST_PAYLOAD_BYTES, STREAMED_SHARE = 1 << 20, 8
 # A block's size is below 2^28, since no run is larger.
 _SIZE_VARINT_BYTES = 4
 
@@ -51,16 +54,29 @@ class PayloadWriter:
     """Packs blocks into payloads, in the order in which they come; for one thread.
 
     `emit` gets the name and the bytes of every payload as soon as it is full. At most two payloads are in memory.
-    `identity` is what each says besides of the delta that it is part of.
+    `identity` is what each says besides of the delta that it is part of. With `is_streamed` payloads are small at first
+    and grow with what has gone before, so that whoever fetches them while they appear has most of them at the end.
+    The numbers of the payloads are `first`, then each `step` more: several writers of one delta take turns.
     """
 
     def __init__(
-        self, emit: Emit, *, data_limit: int = PAYLOAD_DATA_LIMIT, identity: Mapping[str, str] | None = None
+        self,
+        emit: Emit,
+        *,
+        data_limit: int = PAYLOAD_DATA_LIMIT,
+        identity: Mapping[str, str] | None = None,
+        is_streamed: bool = False,
+        first: int = 0,
+        step: int = 1,
     ) -> None:
         self._emit = emit
+        self._first = first
+        self._step = step
         self._identity = identity or {}
         # Room is kept for the largest head, so that where payloads are cut does not depend on the head.
-        self._room = data_limit - HEAD_LIMIT
+        self._most_room = data_limit - HEAD_LIMIT
+        self._is_streamed = is_streamed
+        self._emitted_bytes = 0
         self._rows: list[PayloadRow] = []
         self._parts: list[bytes] = []
         self._bytes = 0
@@ -105,6 +121,17 @@ class PayloadWriter:
         self._emit_payload()
         return tuple(self._rows)
 
+    @property
+    def _room(self) -> int:
+        if not self._is_streamed:
+            return self._most_room
+        return min(self._most_room, max(FIRST_PAYLOAD_BYTES, self._emitted_bytes // STREAMED_SHARE))
+
+    @property
+    def _index(self) -> int:
+        """The number of the payload that is being filled."""
+        return self._first + self._step * len(self._rows)
+
     def _begin_run(self, table: bytes) -> None:
         self._table = table
         self._sizes = bytearray()
@@ -113,18 +140,19 @@ class PayloadWriter:
 
     def _end_run(self) -> None:
         if self._blocks:
-            self._runs.append(Run(len(self._rows), self._bytes, self._run_bytes, len(self._blocks)))
+            self._runs.append(Run(self._index, self._bytes, self._run_bytes, len(self._blocks)))
             self._parts += (self._table, bytes(self._sizes), *self._blocks)
             self._bytes += self._run_bytes
 
     def _emit_payload(self) -> None:
         if not self._bytes:
             return
-        index = len(self._rows)
+        index = self._index
         data = b"".join((write_head(self._states), *self._parts))
         self._parts, self._bytes, self._states = [], 0, {}
         file = encode_payload(index, data, self._identity)
         self._rows.append(PayloadRow(len(file), object_digest(file)))
+        self._emitted_bytes += len(file)
         self._emit(payload_name(index), file)
 
 

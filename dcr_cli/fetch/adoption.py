@@ -42,11 +42,13 @@ def find_standing(source: Source, situation: Situation, target: int, wish: Wish)
     is trusted.
 
     Its note counts if the log still has that version; where another version is asked for by its number, one that the
-    log has no more is passed over.
+    log has no more is passed over. A log that went backwards is refused also where what the receiver holds is none.
     """
-    if situation.is_new or situation.is_marked or wish.is_repair:
+    if situation.is_new or (wish.is_repair and wish.version is not None):
         return Standing(None)
     noted = _noted(source, situation, wish)
+    if situation.is_marked or wish.is_repair:
+        return Standing(None)
     if noted is not None and situation.is_at_position:
         return Standing(noted)
     if wish.version is not None and situation.is_at_position:

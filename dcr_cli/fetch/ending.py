@@ -13,18 +13,35 @@ from pathlib import Path
 from dcr_cli.checkpoint.digest import blake3_text
 from dcr_cli.checkpoint.in_progress import STATE_FOLDER
 from dcr_cli.durable import PRIVATE_FOLDER_MODE
+from dcr_cli.fetch.held import recorded
 from dcr_cli.fetch.hook import run_hook
-from dcr_cli.fetch.position import Position, write_position
+from dcr_cli.fetch.position import Position, position_at, write_position
 from dcr_cli.fetch.wish import Wish
 from dcr_cli.fetch.words import Word, say
 from dcr_cli.receiver.survey import open_root
 from dcr_cli.remote.keys import APPLIED
+from dcr_cli.remote.version import Published
 from dcr_cli.store.store import Store
 
 
+def arrival_at(
+    published: Published, remote: str, trusted: tuple[str, ...], wish: Wish, before: Position | None
+) -> Position:
+    """The note of a receiver that has just come to a version: what is wished for is due, and what was due before."""
+    position = position_at(published, remote, trusted)
+    was_hook_due, was_word_due = (before.is_hook_due, before.is_word_due) if before is not None else (False, False)
+    return replace(
+        position,
+        is_hook_due=wish.hook is not None or was_hook_due,
+        is_word_due=wish.speaker is not None or was_word_due,
+    )
+
+
 def note(path: Path, position: Position) -> None:
-    """Note, durably, where the receiver at `path` is."""
+    """Note, durably, where the receiver at `path` is, and what its record says that it has."""
     with open_root(path) as root:
+        held = recorded(root)
+        position = replace(position, held_files=held.files_digest if held is not None else None)
         if root.make_folder(STATE_FOLDER, PRIVATE_FOLDER_MODE, exist_ok=True):
             root.sync()
         with root.open_folder(STATE_FOLDER) as home:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dcr_cli.checkpoint.checkpoint import FileDigest, open_checkpoint
-from dcr_cli.checkpoint.digest import State, content_digest, digest_bytes
+from dcr_cli.checkpoint.digest import State, content_digest, digest_bytes, files_digest
 from dcr_cli.checkpoint.folder import Identity
 from dcr_cli.checkpoint.parts import SIDECAR
 from dcr_cli.content import Side, Workers, in_file_order, tensor_digests, tensor_of_part
@@ -42,6 +42,10 @@ class Held:
     content: bytes
     files: tuple[FileDigest, ...]
     read: Reading | None = None
+
+    @property
+    def files_digest(self) -> bytes:
+        return files_digest((file.path, file.kind, file.blake3) for file in self.files)
 
     def is_state(self, state: State, listing: Listing | None) -> bool:
         """Whether it is a version's state: its files, or its tensors and sidecars in shards of the receiver's own.

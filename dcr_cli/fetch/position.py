@@ -30,7 +30,8 @@ class Position:
 
     `commit` is the blake3 of its commit, `remote` the address for people. `trusted` are the keys that had signed all
     that the state was built from, in hexadecimal. `is_hook_due` and `is_word_due`: its hook has not succeeded yet, its
-    acknowledgement is not written.
+    acknowledgement is not written. `held_files` is the files digest of what the receiver has then, whose shards may be
+    its own; None if that was not noted.
     """
 
     history: str
@@ -41,6 +42,7 @@ class Position:
     trusted: tuple[str, ...] = ()
     is_hook_due: bool = False
     is_word_due: bool = False
+    held_files: bytes | None = None
 
     @property
     def version(self) -> int:
@@ -84,12 +86,13 @@ def encode_position(position: Position) -> bytes:
         "trusted": list(position.trusted),
         "hook_due": position.is_hook_due,
         "acknowledgement_due": position.is_word_due,
+        "held_files": blake3_text(position.held_files) if position.held_files is not None else None,
     }
     return json.dumps(document, ensure_ascii=False).encode() + b"\n"
 
 
 def _decode(document: Any) -> Position | None:
-    version = document["version"]
+    version, held = document["version"], document.get("held_files")
     if document["format"] != _FORMAT or not (is_id(document["history"]) and is_id(document["id"])):
         return None
     if type(version) is not int or version < 1:
@@ -103,4 +106,5 @@ def _decode(document: Any) -> Position | None:
         tuple(map(str, document["trusted"])),
         document["hook_due"] is True,
         document["acknowledgement_due"] is True,
+        parse_blake3(held, POSITION_NAME) if held is not None else None,
     )

@@ -1,6 +1,7 @@
 """Stages a version that is prepared and not committed: fetches all of it, and sees that a receiver could come to it.
 
-The checkpoint is not changed. That the version becomes one only its commit says.
+The checkpoint is not changed; aside, all is done but the turning of the link. That the version becomes one only its
+commit says.
 """
 
 from __future__ import annotations
@@ -18,32 +19,27 @@ from dcr_cli.fetch.source import Source
 from dcr_cli.fetch.spool import Spool
 from dcr_cli.fetch.wish import Wish
 from dcr_cli.fetch.words import Word, say
-from dcr_cli.receiver.beside import ASIDE
+from dcr_cli.receiver.beside import ASIDE, build_aside
 from dcr_cli.receiver.job import Target
-from dcr_cli.receiver.rehearsal import rehearse_aside, rehearse_change
+from dcr_cli.receiver.rehearsal import rehearse_change
 from dcr_cli.receiver.survey import open_root
 from dcr_cli.remote.hint import PREPARED, read_hint
 from dcr_cli.remote.keys import STAGED, Place, prepared_key
+from dcr_cli.remote.log import Known
 from dcr_cli.remote.version import COMMIT_KIND, Published, decode_version
 
 # Beside what was fetched of a version: that its receiver has said so.
 _SAID = "staged"
 
 
-def is_prepared(source: Source, version: int) -> bool:
-    """Whether the hint of a remote says that the version after this one is prepared."""
-    hint = read_hint(source.store)
-    return hint is not None and (hint.state, hint.place.version) == (PREPARED, version + 1)
-
-
-def find_prepared(source: Source, own: Published) -> Published | None:
+def find_prepared(source: Source, own: Known) -> Published | None:
     """The version after a receiver's own one that is prepared; None if none is, or none that can follow it.
 
     WrongBaseError if it is not signed as it has to be.
     """
     hint = read_hint(source.store)
     place = hint.place if hint is not None and hint.state == PREPARED else None
-    if place is None or place.version != own.version.number + 1:
+    if place is None or place.version != own.version + 1:
         return None
     key = prepared_key(place)
     data = source.store.get(key, most_bytes=COMMIT_LIMIT, is_denied_absent=True)
@@ -54,7 +50,7 @@ def find_prepared(source: Source, own: Published) -> Published | None:
     except DamagedError:
         # A hint may say anything; only of what is committed damage counts.
         return None
-    follows = (published.version.previous, published.version.history) == (own.blake3, own.version.history)
+    follows = (published.version.previous, published.version.history) == (own.blake3, own.history)
     if not follows or published.version.place != place or published.version.delta is None:
         return None
     source.trust.check(published.signed, COMMIT_KIND, f"{source.shown}/{key}")
@@ -67,7 +63,8 @@ def is_staged(spool: Spool, place: Place) -> bool:
 
 
 def stage(source: Source, path: Path, spool: Spool, published: Published, wish: Wish) -> None:
-    """Fetch a prepared version, have its changes decoded against the checkpoint at `path`, and say that it is staged.
+    """Fetch a prepared version, have its changes decoded against the checkpoint at `path`, and say that it is staged;
+    aside, the folder that the link will be turned to is built.
 
     Raises what fetching and applying it would raise; then nothing is said.
     """
@@ -83,9 +80,11 @@ def stage(source: Source, path: Path, spool: Spool, published: Published, wish: 
         payloads.verify_all(effort.jobs)
         target = Target(compose([opened]), ChainPayloads([payloads]), effort.jobs, effort.progress)
         if wish.mode == ASIDE:
-            rehearse_aside(path, target, (), keep_previous=wish.keep_previous)
+            build_aside(path, target, ())
         else:
             with open_root(path) as root:
                 rehearse_change(root, target, wish.mode, ())
-    say(source.store, wish.speaker, Word(version.history, version.place, version.target, STAGED), time.time())
+    is_built = wish.mode == ASIDE
+    word = Word(version.history, version.place, version.target, STAGED, is_built=is_built)
+    say(source.store, wish.speaker, word, time.time())
     spool.write(version.place, _SAID, b"")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dcr_cli.errors import NotFoundError, WrongBaseError
+from dcr_cli.errors import DamagedError, DcrError, NotFoundError, UnsupportedError, WrongBaseError
 from dcr_cli.fetch.anchors import read_anchor
 from dcr_cli.fetch.download import Documents, RemovedError, fetch_documents
 from dcr_cli.fetch.source import Source, commits_between, require_version
@@ -25,6 +25,7 @@ class Scout:
         self.anchors: dict[int, Anchor] = {}
         self._source = source
         self._missing: set[int] = set()
+        self._faults: list[DcrError] = []
         self._asked: set[int] = set()
         first = own if own is not None and own.version.number <= target else None
         if first is None:
@@ -37,8 +38,11 @@ class Scout:
         return self.commits[self.goal.target]
 
     def way(self, own_bytes: int) -> Way:
-        """Find the best way, for a receiver that holds so many bytes; WrongBaseError, or NotFoundError, if there is
-        none."""
+        """Find the best way, for a receiver that holds so many bytes.
+
+        WrongBaseError, or NotFoundError, if there is none. An anchor that is damaged, or not signed as it has to be, is
+        as good as none: what is wrong with it is raised if there is no other way.
+        """
         way = self._best()
         if is_worth_looking(way, own_bytes):
             self._ask({self.goal.target, self.target.version.anchor})
@@ -89,7 +93,11 @@ class Scout:
         for version in sorted(versions - self._asked, reverse=True):
             self._asked.add(version)
             published = self.commits.get(version)
-            anchor = read_anchor(self._source, published) if published is not None else None
+            try:
+                anchor = read_anchor(self._source, published) if published is not None else None
+            except (DamagedError, WrongBaseError, UnsupportedError) as error:
+                self._faults.append(error)
+                continue
             if anchor is not None:
                 self.anchors[version] = anchor
 
@@ -113,7 +121,9 @@ class Scout:
             yield from range(oldest - 1, older - 1, -1)
             oldest = older
 
-    def _no_way(self) -> WrongBaseError | NotFoundError:
+    def _no_way(self) -> DcrError:
+        if self._faults:
+            return self._faults[0]
         own, target = self.goal
         if own is None or own > target:
             facts = f"no anchor from which version {target} can be reached"

@@ -28,11 +28,12 @@ class Situation:
 
     @property
     def is_at_position(self) -> bool:
-        """Whether the record says that the receiver is where it was brought to."""
+        """Whether the record says that the receiver is where it was brought to, with the files that it had then."""
         return (
             self.position is not None
             and self.held is not None
             and self.held.content == self.position.target.content
+            and self.held.files_digest == self.position.held_files
             and not self.is_marked
         )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator
-from contextlib import nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -23,6 +23,7 @@ from dcr_cli.errors import DcrError
 from dcr_cli.locking import lock_folder
 from dcr_cli.receiver.fetched import FETCHED
 from dcr_cli.receiver.room import free_bytes
+from dcr_cli.receiver.survey import open_root
 from dcr_cli.remote.keys import Place, place_of_version
 from dcr_cli.remote.version import Published, decode_version
 
@@ -182,6 +183,13 @@ class Spool:
     def drop_payload(self, place: Place, index: int) -> None:
         """Remove a payload that was begun."""
         self._folder.remove(f"{place}/{payload_name(index)}{_NEW}", missing_ok=True)
+
+
+@contextmanager
+def spool_of(path: Path) -> Iterator[Spool]:
+    """Open what was fetched for the checkpoint at `path`, or behind the link there, and keep others from it."""
+    with open_root(os.path.realpath(path)) as root, Spool(root) as spool:
+        yield spool
 
 
 def _place_of(name: str) -> Place | None:

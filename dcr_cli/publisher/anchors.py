@@ -10,7 +10,7 @@ from functools import partial
 from dcr_cli.checkpoint.checkpoint import Checkpoint, FileDigest, Reader
 from dcr_cli.checkpoint.digest import ObjectHasher, State, files_digest, object_digest
 from dcr_cli.durable import Folder
-from dcr_cli.errors import ConflictError
+from dcr_cli.errors import ConflictError, WrongBaseError
 from dcr_cli.publisher.outgoing import note_sent, was_sent
 from dcr_cli.publisher.uploads import MOST_AT_ONCE, Uploads
 from dcr_cli.remote.anchor import ANCHOR_KIND, Anchor, AnchorFile, encode_anchor, range_spans
@@ -25,11 +25,15 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class AnchorPlan:
-    """Whose anchor is published: a version's, and the state that the files must make up."""
+    """Whose anchor is published: a version's, and the state that the files must make up.
+
+    `document_blake3` is that of the document, if the version's commit binds one.
+    """
 
     history: str
     place: Place
     target: State
+    document_blake3: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +57,9 @@ def publish_anchor(
 ) -> PublishedAnchor:
     """Send the files of `source`, and then the document of the anchor that they are.
 
-    ConflictError if the files are not those of `plan.target`, or change meanwhile. That the tensors are
-    the target's is the caller's to know. With `home`, a publisher's state folder in which this is being sent, what a
-    stopped run had sent is not sent again.
+    ConflictError if the files are not those of `plan.target`, or change meanwhile, WrongBaseError if the document
+    would be another than the commit binds. That the tensors are the target's is the caller's to know. With `home`, a
+    publisher's state folder in which this is being sent, what a stopped run had sent is not sent again.
     """
     tell = progress or (lambda stage, done, total: None)
     with source.reader() as reader:
@@ -68,6 +72,11 @@ def publish_anchor(
         with ThreadPoolExecutor(max(1, min(jobs, MOST_AT_ONCE)), "dcr-anchor") as pool:
             files = tuple(pool.map(partial(_file, reader, source, counter), records))
         anchor = Anchor(plan.history, plan.place, plan.target, files, source.skipped)
+        line = encode_anchor(anchor)
+        data = key.sign(line, ANCHOR_KIND) if key is not None else line
+        if plan.document_blake3 not in (None, object_digest(data)):
+            facts = f"its anchor would be another than the commit of version {plan.place.version} binds"
+            raise WrongBaseError(str(source.root), facts, hint="give the --sign-key and --skip that it was pushed with")
         sent_bytes = 0
         with Uploads(jobs) as uploads:
             for file in files:
@@ -76,8 +85,6 @@ def publish_anchor(
                     uploads.submit(partial(_send, store, source, plan.place, file, home))
             uploads.finish()
         reader.check_unchanged()
-    line = encode_anchor(anchor)
-    data = key.sign(line, ANCHOR_KIND) if key is not None else line
     store.put(anchor_key(plan.place), data)
     return PublishedAnchor(anchor, data, sent_bytes + len(data))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dcr_cli.advance import advance
 from dcr_cli.fetch.position import position_at
 from dcr_cli.fetch.wish import make_wish
+from dcr_cli.finishing import finish
 from dcr_cli.publisher.baseline import Baseline
 from dcr_cli.receiver.change import IN_PLACE
 from dcr_cli.receiver.gather import Effort
@@ -25,6 +26,11 @@ def knows_its_version(baseline: Baseline, log: Log, head: Published, remote: str
 
 
 def catch_up(store: Store, baseline: Baseline, head: Published, effort: Effort) -> None:
-    """Bring the baseline to the newest version, as any receiver; an empty one becomes a copy of it."""
-    advance(store, baseline.path, make_wish(effort, version=head.version.number, mode=IN_PLACE))
+    """Bring the baseline to the newest version, as any receiver; an empty one becomes a copy of it.
+
+    What an earlier run was stopped in is finished first, with what it had fetched.
+    """
+    wish = make_wish(effort, version=head.version.number, mode=IN_PLACE)
+    finish(baseline.path, wish)
+    advance(store, baseline.path, wish)
     baseline.make_whole()

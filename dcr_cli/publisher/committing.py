@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from enum import Enum
 
 from dcr_cli.delta.commit import Commit
@@ -16,11 +18,15 @@ from dcr_cli.store.store import Store
 
 @dataclass(frozen=True, slots=True)
 class Author:
-    """Who publishes and when, for people, and the key that signs, if one does."""
+    """Who publishes, for people, the key that signs, if one does, and the clock, which tests may set."""
 
     publisher: str
-    created: str
     key: SigningKey | None = None
+    clock: Callable[[], datetime] = lambda: datetime.now(UTC)
+
+    def now(self) -> str:
+        """The time, as documents tell it."""
+        return self.clock().isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 class Outcome(Enum):
@@ -34,15 +40,16 @@ def make_commit(
     history: str, place: Place, head: Published | None, parts: Commit | AnchorParts, *, anchor: int, author: Author
 ) -> bytes:
     """Encode the commit of a version that follows `head`, signed if there is a key."""
+    created = author.now()
     if isinstance(parts, Commit):
-        parts = replace(parts, created=author.created, publisher=author.publisher)
+        parts = replace(parts, created=created, publisher=author.publisher)
     version = Version(
         history=history,
         place=place,
         previous=head.blake3 if head is not None else None,
         anchor=anchor,
         parts=parts,
-        created=author.created,
+        created=created,
         publisher=author.publisher,
     )
     line = encode_version(version)

@@ -20,7 +20,7 @@ from dcr_cli.remote.version import Published
 from dcr_cli.store.store import Store
 
 # What zstd makes of content that cannot be compressed is larger than it by less than this.
-_OBJECT_LIMIT = CONTENT_LIMIT + (CONTENT_LIMIT >> 7)
+OBJECT_LIMIT = CONTENT_LIMIT + (CONTENT_LIMIT >> 7)
 
 
 def describe(store: Store, published: Published) -> Description:
@@ -39,9 +39,9 @@ def get_object(store: Store, key: str, most_bytes: int) -> bytes:
 
 
 def _by_delta(store: Store, place: Place, delta: Commit) -> Description:
-    data = get_object(store, manifest_key(place), _OBJECT_LIMIT)
+    data = get_object(store, manifest_key(place), OBJECT_LIMIT)
     manifest = open_manifest(delta, data, f"{store.shown}/{manifest_key(place)}")
-    data = get_object(store, digests_key(place), _OBJECT_LIMIT)
+    data = get_object(store, digests_key(place), OBJECT_LIMIT)
     copied = iter(open_digests(delta, manifest, data, f"{store.shown}/{digests_key(place)}"))
     tensors = tuple(_tensor(row.name, row.dtype, row.shape) for row in manifest.tensors)
     digests = {row.name: row.digest or next(copied).tobytes() for row in manifest.tensors}

@@ -100,6 +100,17 @@ def note_sent(home: Folder, name: str) -> None:
         home.create_file(_mark(name), PRIVATE_FILE_MODE).close()
 
 
+def note_prepared(home: Folder) -> None:
+    """Note, durably, that receivers may come to know what is being sent, before they do."""
+    note_sent(home, COMMIT_NAME)
+    home.sync(f"{OUTGOING}/{_SENT}")
+
+
+def was_prepared(home: Folder) -> bool:
+    """Whether receivers may know what is being sent."""
+    return was_sent(home, COMMIT_NAME)
+
+
 def drop_outgoing(home: Folder) -> None:
     """Forget what a push was sending."""
     if home.status(OUTGOING) is not None:
@@ -137,7 +148,7 @@ class Outgoing:
         self.documents: Documents | None = None
         place = sending.place
         identity = {"history": sending.history, "version": str(place.version), "id": place.id}
-        self.writer = PayloadWriter(self._emit, identity=identity)
+        self.writer = PayloadWriter(self._emit, identity=identity, is_streamed=True)
         self._is_begun = False
 
     def finish(self, manifest: Manifest, digests: Sequence[bytes], base: State, target: State) -> None:

@@ -16,7 +16,15 @@ from dcr_cli.durable import Folder
 from dcr_cli.errors import ConflictError
 from dcr_cli.fetch.position import Position
 from dcr_cli.publisher.committing import Author, Outcome, create_commit, make_commit, newest_anchor
-from dcr_cli.publisher.outgoing import Outgoing, Sending, SourceChangedError, drop_outgoing, read_sending
+from dcr_cli.publisher.outgoing import (
+    Outgoing,
+    Sending,
+    SourceChangedError,
+    drop_outgoing,
+    note_prepared,
+    read_sending,
+    was_prepared,
+)
 from dcr_cli.publisher.uploads import Uploads
 from dcr_cli.remote.hint import PREPARED, STREAMING, Hint, write_hint
 from dcr_cli.remote.keys import Place, new_id, prepared_key
@@ -77,9 +85,15 @@ class Publication:
     def sending(self) -> Sending:
         """What is sent now: what a stopped run was sending, if it follows the newest version, or a new one."""
         sending = read_sending(self._home)
-        if sending is not None and (sending.place.version, sending.previous) == self._next:
-            return sending
-        return self.new_sending()
+        is_next = sending is not None and (sending.place.version, sending.previous) == self._next
+        return sending if sending is not None and is_next and not self._is_given_up(sending) else self.new_sending()
+
+    def _is_given_up(self, sending: Sending) -> bool:
+        """Whether what was prepared is so no more. Receivers that have said they have it staged have it no longer, so
+        that their word must not count for another attempt."""
+        if not was_prepared(self._home):
+            return False
+        return self._store.stat(prepared_key(sending.place), is_denied_absent=True) is None
 
     def new_sending(self) -> Sending:
         """A new version; what a stopped run was sending is dropped."""
@@ -95,7 +109,7 @@ class Publication:
     @contextmanager
     def outgoing(self, sending: Sending, jobs: int) -> Iterator[Outgoing]:
         """What a delta is written to, and sent from while it comes."""
-        announce = partial(write_hint, self._store, Hint(self.history, sending.place, STREAMING, self._author.created))
+        announce = partial(write_hint, self._store, Hint(self.history, sending.place, STREAMING, self._author.now()))
         with Uploads(jobs) as uploads:
             yield Outgoing(self._home, sending, self._store, uploads, announce)
 
@@ -105,11 +119,12 @@ class Publication:
         `make` is called again if what a stopped run had begun to send turns out to be another delta.
         """
         for _ in range(2):
-            with self.outgoing(self.sending(), jobs) as sink:
-                try:
+            try:
+                with self.outgoing(self.sending(), jobs) as sink:
                     return sink, make(sink)
-                except SourceChangedError:
-                    drop_outgoing(self._home)
+            except SourceChangedError:
+                # Nothing of it is on its way any more.
+                drop_outgoing(self._home)
         raise ConflictError(self._store.shown, "the source changes all the time", hint="push when nothing writes there")
 
     def anchor_before(self) -> int:
@@ -120,8 +135,9 @@ class Publication:
     def prepare(self, place: Place, parts: Commit, anchor: int) -> int:
         """Let receivers stage the version, all of which is sent: the bytes of its commit to be."""
         data = make_commit(self.history, place, self.head, parts, anchor=anchor, author=self._author)
+        note_prepared(self._home)
         self._store.put(prepared_key(place), data)
-        write_hint(self._store, Hint(self.history, place, PREPARED, self._author.created))
+        write_hint(self._store, Hint(self.history, place, PREPARED, self._author.now()))
         return len(data)
 
     def commit(self, place: Place, parts: Commit | AnchorParts, anchor: int) -> Committed:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from dcr_cli.errors import ConflictError, DamagedError, UnsupportedError
+from dcr_cli.errors import ConflictError, DamagedError, UnsupportedError, UsageError
 from dcr_cli.remote.acknowledgement import ACKNOWLEDGEMENT_KIND, read_acknowledgement
 from dcr_cli.remote.keys import APPLIED, AcknowledgementPlace, acknowledgements_prefix, place_of_acknowledgement
 from dcr_cli.remote.signing import Trust
@@ -30,6 +30,14 @@ class Quorum:
     trust: Trust = field(default_factory=Trust)
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
+
+    def __post_init__(self) -> None:
+        """Raise UsageError if there is nobody to wait for, or never can be as many."""
+        if self.count < 1:
+            raise UsageError("quorum", f"a number of receivers from 1 on expected, found {self.count}")
+        if self.trust.is_asked_for and self.count > len(self.trust.keys):
+            facts = f"{self.count} receivers cannot sign with {len(self.trust.keys)} keys, each of which counts once"
+            raise UsageError("quorum", facts, hint="give the keys of all receivers, or a smaller quorum")
 
 
 def wait_for(store: Store, version: Version, quorum: Quorum, *, is_committed: bool) -> tuple[str, ...]:

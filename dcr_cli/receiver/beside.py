@@ -46,11 +46,14 @@ from dcr_cli.receiver.link import Link, check_still, is_made_for, is_used_otherw
 from dcr_cli.receiver.places import changed_paths, check_changeable, check_lengths
 from dcr_cli.receiver.plan import Plan
 from dcr_cli.receiver.receiver import LOCK, MARKER, Receiver, decode_marker
-from dcr_cli.receiver.sidecars import leave_record
+from dcr_cli.receiver.record import renew_record
+from dcr_cli.receiver.sidecars import identities_now, leave_record
 from dcr_cli.receiver.survey import Survey, is_there_already, judge, look_at, open_root
 
 TO, ASIDE = "to", "aside"
 _PREVIOUS = "previous"
+# In a folder that was built for a link that was not turned yet.
+_AWAITS = "awaits"
 _PREVIOUS_LIMIT = 1 << 30
 
 
@@ -107,7 +110,7 @@ def apply_aside(path: Path, target: Target, skip: Sequence[str], *, keep_previou
     """
     with _locked_behind(path) as (old, link), open_folder(old.root.path.parent) as parent:
         kept, not_carried = remove_previous(old, parent, link)
-        remove_unfinished(parent, link)
+        _remove_unused(parent, link, target)
         found, job = look_at(old.root, target, skip, what=str(path))
         is_there = is_there_already(found, job)
         if not is_there:
@@ -130,6 +133,27 @@ def apply_aside(path: Path, target: Target, skip: Sequence[str], *, keep_previou
         return replace(result, not_carried=(*not_carried, *left), room_bytes=room_for_fresh(plan, links=True))
 
 
+def build_aside(path: Path, target: Target, skip: Sequence[str]) -> None:
+    """Build what `apply_aside` turns the link to, and do not turn it; it then finds it built, or removes it if it is to
+    turn the link to something else."""
+    with _locked_behind(path) as (old, link), open_folder(old.root.path.parent) as parent:
+        _remove_unused(parent, link, target)
+        found, job = look_at(old.root, target, skip, what=str(path))
+        if is_there_already(found, job):
+            return
+        with open_folder(path.parent) as above:
+            check_beside(link, parent, above, target.chain.commits[-1])
+        plan = job.plan(is_exact=found.is_base, in_place=False)
+        built = _Move(old, parent, link, skip).build(found, job, plan)
+        if built is None:
+            return
+        with open_root(parent.path / built[0]) as new, Receiver(new) as receiver:
+            receiver.home.replace_file(_AWAITS, b"")
+        # Second names that files have got have changed the times of the first ones, and nothing else of them.
+        paths = [file.path for file in found.base.files]
+        renew_record(old.root, old.home, target.chain.base.content, found.base.files, identities_now(old.root, paths))
+
+
 def take_over(
     old: Receiver, link: Link, new: Path, identities: Mapping[str, Identity], *, keep_previous: bool
 ) -> tuple[str | None, list[str]]:
@@ -150,6 +174,7 @@ def take_over(
             receiver.home.replace_file(_PREVIOUS, encode_previous(previous))
         else:
             receiver.home.remove(_PREVIOUS, missing_ok=True)
+        receiver.home.remove(_AWAITS, missing_ok=True)
         link = turn(link, parent, new.name, receiver.home)
         kept: str | None = str(folder)
         if goes:
@@ -333,12 +358,26 @@ def remove_previous(receiver: Receiver, parent: Folder, link: Link) -> tuple[str
 def remove_unfinished(parent: Folder, link: Link, but: Collection[str] = ()) -> None:
     """Remove folders that runs for this link began and did not complete, if nobody is at them; `but` these stay."""
     for name in parent.names():
-        if not name.startswith(link.prefix) or name in but or not is_unfinished(parent, name):
-            continue
-        with ExitStack() as stack, suppress(ConflictError):
-            if parent.status(f"{name}/{STATE_FOLDER}") is not None:
-                stack.enter_context(lock(stack.enter_context(parent.open_folder(f"{name}/{STATE_FOLDER}")), LOCK))
-            remove_folder(parent, name)
+        if name.startswith(link.prefix) and name not in but and is_unfinished(parent, name):
+            _remove_if_idle(parent, name)
+
+
+def _remove_unused(parent: Folder, link: Link, target: Target) -> None:
+    """Remove also folders that were built for the link, which it was not turned to, and that are not the target's."""
+    remove_unfinished(parent, link)
+    names = link.names(target.chain.commits[-1])
+    for name in parent.names():
+        is_waiting = name.startswith(link.prefix) and parent.status(f"{name}/{STATE_FOLDER}/{_AWAITS}") is not None
+        if is_waiting and name not in names and str(parent.path / name) != link.folder:
+            _remove_if_idle(parent, name)
+
+
+def _remove_if_idle(parent: Folder, name: str) -> None:
+    """Remove a folder that is of no use, if nobody is at it."""
+    with ExitStack() as stack, suppress(ConflictError):
+        if parent.status(f"{name}/{STATE_FOLDER}") is not None:
+            stack.enter_context(lock(stack.enter_context(parent.open_folder(f"{name}/{STATE_FOLDER}")), LOCK))
+        remove_folder(parent, name)
 
 
 def remove_folder(parent: Folder, name: str) -> None:

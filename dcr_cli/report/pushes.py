@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from dcr_cli.anchor import AnchorResult
     from dcr_cli.commit import CommitResult
     from dcr_cli.push import PushResult
+    from dcr_cli.push_part import PartResult
 
 
 def push_lines(result: PushResult) -> Iterator[Line]:
@@ -42,6 +43,33 @@ def _push_facts(result: PushResult) -> Iterator[tuple[str, str]]:
     if result.uploaded_bytes:
         yield "sent", size(result.uploaded_bytes)
     if result.kind != "same":
+        yield "state", state(result.target)
+
+
+def part_lines(result: PartResult) -> Iterator[Line]:
+    """Which part was published, and what came of all of them."""
+    part = f"part {result.rank} of {result.ranks}"
+    if result.kind == "same":
+        yield Line(f"nothing to publish: {result.remote} is at this state, version {result.version}", "bold")
+    elif result.kind == "part":
+        yield Line(f"sent: {part} of version {result.version} of {result.remote}; part 0 commits it", "bold")
+    elif result.kind == "prepared":
+        yield Line(f"prepared: version {result.version} of {result.remote}, {part}; dcr commit makes it exist", "bold")
+    else:
+        yield Line(f"published: version {result.version} of {result.remote}, {part}", "bold")
+    yield from facts(_part_facts(result))
+
+
+def _part_facts(result: PartResult) -> Iterator[tuple[str, str]]:
+    if result.changed_elements is not None:
+        changed = f"{result.changed_elements:,} changed ({share(result.changed_elements, result.elements)})"
+        yield "elements", f"{result.elements:,}, {changed}"
+    if result.delta_bytes is not None:
+        takes = f"{size(result.delta_bytes)}, {share(result.delta_bytes, result.dense_bytes)} of a full copy"
+        yield "delta", f"{takes} ({size(result.dense_bytes)}), from version {result.base_version}"
+    if result.uploaded_bytes:
+        yield "sent", size(result.uploaded_bytes)
+    if result.target is not None:
         yield "state", state(result.target)
 
 

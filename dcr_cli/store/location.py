@@ -39,6 +39,12 @@ def is_url(text: str) -> bool:
     return _PROTOCOL.match(text) is not None
 
 
+def folder_of(url: str | os.PathLike[str]) -> str | None:
+    """The local folder that a remote is; None if it is elsewhere."""
+    location = locate(url)
+    return location.path if location.protocol == "file" else None
+
+
 def locate(url: str | os.PathLike[str]) -> Location:
     """Take an address apart; a path is one without a protocol."""
     text = os.fspath(url)

@@ -1,0 +1,200 @@
+"""Makes and sends the part of one rank: compares its share, puts its payloads while they come, then what binds them.
+
+Which share is whose is shares.py's matter; what the parts make together, merging.py's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+
+from dcr_cli.checkpoint.checkpoint import Checkpoint, FileDigest, Reader
+from dcr_cli.checkpoint.digest import TensorDigest, add, digest_bytes, no_digest, object_digest
+from dcr_cli.content import Workers
+from dcr_cli.delta.choice import Allowed
+from dcr_cli.delta.encoder import PieceEncoder
+from dcr_cli.delta.encoding import Encoding, LoadBlock, block_elements
+from dcr_cli.delta.feed import PieceFeed, write_file
+from dcr_cli.delta.manifest import Run
+from dcr_cli.delta.payload import PayloadWriter
+from dcr_cli.delta.scan import Part, Scanned, Scanner
+from dcr_cli.publisher.committing import Author
+from dcr_cli.publisher.shares import Slice
+from dcr_cli.publisher.uploads import Uploads
+from dcr_cli.receiver.gather import Effort
+from dcr_cli.remote.keys import VERSIONS
+from dcr_cli.remote.part import (
+    BASE,
+    BOTH,
+    PART_KIND,
+    TARGET,
+    Attempt,
+    PartCommit,
+    PartTable,
+    SliceRow,
+    encode_part,
+    encode_table,
+    part_commit_key,
+    part_table_key,
+)
+from dcr_cli.store.store import Store
+
+# A rank keeps no copy of what it sends: so many payloads at a time are in memory.
+_UPLOADS = 2
+
+
+@dataclass(slots=True)
+class _Row:
+    """What is known of a slice so far."""
+
+    slice: Slice
+    base_digest: TensorDigest = field(default_factory=no_digest)
+    target_digest: TensorDigest = field(default_factory=no_digest)
+    feed: PieceFeed | None = None
+    changed: int = 0
+    encoding: Encoding | None = None
+    runs: tuple[Run, ...] = ()
+
+
+class PartMaking:
+    """The part of one rank on its way."""
+
+    def __init__(self, store: Store, attempt: Attempt, rank: int, author: Author, effort: Effort) -> None:
+        self._store = store
+        self._attempt = attempt
+        self._rank = rank
+        self._author = author
+        self._effort = effort
+        self.sent_bytes = 0
+
+    def make(self, base: Checkpoint, target: Checkpoint, share: tuple[Slice, ...], allowed: Allowed) -> None:
+        """Compare the share and put its payloads, then its table; rank 0 also writes the files that changed.
+
+        ConflictError if one of the checkpoints changes meanwhile. `publish` makes it count.
+        """
+        with ExitStack() as stack:
+            readers = stack.enter_context(base.reader()), stack.enter_context(target.reader())
+            workers = stack.enter_context(Workers(self._effort.jobs, "part", self._effort.progress))
+            uploads = stack.enter_context(Uploads(_UPLOADS))
+            place = self._attempt.place
+            identity = {"history": self._attempt.history, "version": str(place.version), "id": place.id}
+            emit = partial(self._emit, uploads)
+            writer = PayloadWriter(emit, identity=identity, first=self._rank, step=self._attempt.ranks)
+            comparing = _Comparing(Scanner(*readers, allowed), workers, writer, allowed, self._effort.jobs)
+            rows = comparing.compare(share)
+            file_runs = _write_files(writer, base, target, readers) if self._rank == 0 else ()
+            payloads = writer.finish()
+            uploads.finish()
+            for reader in readers:
+                reader.check_unchanged()
+        numbers = {name: index for index, name in enumerate(sorted(base.by_name.keys() | target.by_name.keys()))}
+        self._table = encode_table(PartTable(tuple(_slice_row(row, numbers) for row in rows), file_runs, payloads))
+
+    def publish(self) -> None:
+        """Make the part count, unless there is one of this rank already: then that counts."""
+        place, author = self._attempt.place, self._author
+        self._store.put(part_table_key(place, self._rank), self._table)
+        part = PartCommit(self._rank, object_digest(self._table), len(self._table), author.now(), author.publisher)
+        line = encode_part(self._attempt, part)
+        data = author.key.sign(line, PART_KIND) if author.key is not None else line
+        self._store.put_if_absent(part_commit_key(place, self._rank), data)
+        self.sent_bytes += len(self._table) + len(data)
+
+    def _emit(self, uploads: Uploads, name: str, data: bytes) -> None:
+        self.sent_bytes += len(data)
+        uploads.submit(lambda: self._store.put(f"{VERSIONS}{self._attempt.place}/{name}", data))
+
+
+class _Comparing:
+    """Compares the slices of a share, in order."""
+
+    def __init__(self, scanner: Scanner, workers: Workers, writer: PayloadWriter, allowed: Allowed, jobs: int) -> None:
+        self._scanner = scanner
+        self._workers = workers
+        self._encoder = PieceEncoder(workers.pool, writer, allowed, tasks=2 * jobs)
+
+    def compare(self, share: tuple[Slice, ...]) -> list[_Row]:
+        rows = [_Row(each) for each in share]
+        parts = (part for index, each in enumerate(share) for part in _blocks(index, each))
+        total = sum(each.elements * each.tensor.dtype.width for each in share)
+        for scanned in self._workers.results(self._scanner.scan_all, parts, total):
+            self._take(rows[scanned.part.row], scanned)
+        self._encoder.close()
+        return rows
+
+    def _take(self, row: _Row, scanned: Scanned) -> None:
+        row.base_digest = add(row.base_digest, scanned.base_digest)
+        row.target_digest = add(row.target_digest, scanned.target_digest)
+        each, part = row.slice, scanned.part
+        if each.target is None:
+            return
+        if row.feed is None:
+            whole = each.base is None or self._scanner.is_sent_whole(each.tensor)
+            row.feed = PieceFeed(self._encoder, each.tensor.dtype, partial(self._unchanged, each), whole=whole)
+        sides = scanned.sides
+        row.feed.add(scanned.draft, partial(self._scanner.load, part) if sides is None else lambda: sides)
+        if part.start + part.elements == each.start + each.elements:
+            row.feed.end(partial(_remember, row))
+            row.changed, row.feed = row.feed.changed, None
+
+    def _unchanged(self, each: Slice, block: int) -> tuple[int, LoadBlock]:
+        part = _block(-1, each, block)
+        return part.elements, partial(self._scanner.load, part)
+
+
+def _blocks(row: int, each: Slice) -> list[Part]:
+    """The blocks of a slice, in order; they are counted from where it begins."""
+    count = -(-each.elements // block_elements(each.tensor.dtype.width))
+    return [_block(row, each, block) for block in range(count)]
+
+
+def _block(row: int, each: Slice, block: int) -> Part:
+    size = block_elements(each.tensor.dtype.width)
+    return Part(row, each.base, each.target, each.start + block * size, min(size, each.elements - block * size))
+
+
+def _write_files(
+    writer: PayloadWriter, base: Checkpoint, target: Checkpoint, readers: tuple[Reader, Reader]
+) -> tuple[tuple[Run, ...], ...]:
+    """The runs of the target's files in order, none of those that are the base's own."""
+    known = _files_of(base.files_digest(readers[0]))
+    headers = {shard.path: shard.header.raw for shard in target.shards}
+    runs: list[tuple[Run, ...]] = []
+    for file in target.files_digest(readers[1]):
+        if known.get((file.path, file.kind)) == file.blake3:
+            runs.append(())
+        else:
+            runs.append(write_file(writer, headers.get(file.path) or readers[1].read_file(file.path)))
+    return tuple(runs)
+
+
+def _files_of(files: list[FileDigest]) -> dict[tuple[str, int], bytes]:
+    return {(file.path, file.kind): file.blake3 for file in files}
+
+
+def _slice_row(row: _Row, numbers: Mapping[str, int]) -> SliceRow:
+    each = row.slice
+    return SliceRow(
+        tensor=numbers[each.tensor.name],
+        side=side_of(each),
+        start=each.start,
+        elements=each.elements,
+        base_digest=digest_bytes(row.base_digest),
+        target_digest=digest_bytes(row.target_digest),
+        encoding=int(row.encoding or 0),
+        changed=row.changed,
+        runs=row.runs,
+    )
+
+
+def side_of(each: Slice) -> int:
+    """In which of the checkpoints the elements of a slice are, as a part says it."""
+    if each.base is None:
+        return TARGET
+    return BOTH if each.target is not None else BASE
+
+
+def _remember(row: _Row, encoding: Encoding, runs: tuple[Run, ...]) -> None:
+    row.encoding, row.runs = encoding, runs

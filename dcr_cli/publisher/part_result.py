@@ -1,0 +1,60 @@
+"""Which part of how many a rank publishes, and what that came to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dcr_cli.checkpoint.digest import State
+from dcr_cli.errors import UsageError
+from dcr_cli.remote.part import MOST_ATTEMPT_CHARACTERS, MOST_RANKS
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """Which of how many parts, from 0; `attempt` is a text that all ranks of one attempt share, and no other has."""
+
+    number: int
+    count: int
+    attempt: str = "0"
+
+
+@dataclass(frozen=True, slots=True)
+class PartResult:
+    """What publishing a part came to.
+
+    `kind` is delta (the version exists), prepared, same (nothing changed, nothing was published), or part (this part
+    is complete; nobody waited for the others). Rank 0 alone knows what all parts have together; for others
+    `changed_tensors`, `changed_elements` and `delta_bytes` are None, and `target` too if they did not wait.
+    `recovered`: what a stopped run of the same attempt had published was taken over.
+    """
+
+    remote: str
+    checkpoint: str
+    history: str
+    version: int
+    id: str
+    kind: str
+    rank: int
+    ranks: int
+    attempt: str
+    base_version: int
+    base: State
+    target: State | None
+    tensors: int
+    elements: int
+    dense_bytes: int
+    changed_tensors: int | None
+    changed_elements: int | None
+    delta_bytes: int | None
+    uploaded_bytes: int
+    recovered: bool
+
+
+def check_rank(rank: Rank) -> None:
+    """Raise UsageError about a part that there cannot be."""
+    if not 0 <= rank.number < rank.count <= MOST_RANKS:
+        facts = f"R/W expected, R from 0 to W - 1 and W at most {MOST_RANKS}, found {rank.number}/{rank.count}"
+        raise UsageError("--part", facts)
+    if not rank.attempt.isprintable() or not 0 < len(rank.attempt) <= MOST_ATTEMPT_CHARACTERS:
+        facts = f"1 to {MOST_ATTEMPT_CHARACTERS} printable characters expected, found {len(rank.attempt)} characters"
+        raise UsageError("--attempt", facts)

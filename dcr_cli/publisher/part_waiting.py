@@ -1,0 +1,125 @@
+"""Waiting for what other ranks put: their parts, or what came of all of them. No rank is asked; the remote is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from dcr_cli.delta.line import COMMIT_LIMIT
+from dcr_cli.errors import ConflictError
+from dcr_cli.publisher.described import OBJECT_LIMIT, get_object
+from dcr_cli.remote.keys import prepared_key
+from dcr_cli.remote.log import Log
+from dcr_cli.remote.part import (
+    PART_KIND,
+    Attempt,
+    PartTable,
+    decode_part,
+    open_table,
+    part_commit_key,
+    part_table_key,
+    unchanged_key,
+)
+from dcr_cli.remote.signing import Trust
+from dcr_cli.remote.version import Published, decode_version
+from dcr_cli.store.store import Store
+
+Found = TypeVar("Found")
+
+_FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 0.05, 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long to wait; `clock` and `sleep` are there for tests."""
+
+    timeout_seconds: float
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+
+    def wait(self, look: Callable[[], Found | None], missing: Callable[[], ConflictError]) -> Found:
+        """Look again and again until something is found; the error that `missing` makes if time is up before."""
+        began, wait = self.clock(), _FIRST_WAIT_SECONDS
+        while True:
+            found = look()
+            if found is not None:
+                return found
+            left = self.timeout_seconds - (self.clock() - began)
+            if left <= 0:
+                raise missing()
+            self.sleep(min(wait, left))
+            wait = min(2 * wait, _LONGEST_WAIT_SECONDS)
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What came of an attempt: `kind` is delta, prepared, or same (nothing changed, so that no version comes)."""
+
+    kind: str
+    published: Published | None = None
+
+
+def has_part(store: Store, attempt: Attempt, rank: int, trust: Trust) -> bool:
+    """Whether the part of a rank is complete. DamagedError, or WrongBaseError, if what is there is not it."""
+    return _read_part(store, attempt, rank, trust) is not None
+
+
+def wait_for_parts(store: Store, attempt: Attempt, trust: Trust, patience: Patience) -> list[PartTable]:
+    """The tables of all ranks, in order; ConflictError if not all are there in time."""
+    found: dict[int, PartTable] = {}
+
+    def look() -> list[PartTable] | None:
+        for rank in range(attempt.ranks):
+            table = None if rank in found else _read_part(store, attempt, rank, trust)
+            if table is not None:
+                found[rank] = table
+        return [found[rank] for rank in range(attempt.ranks)] if len(found) == attempt.ranks else None
+
+    def missing() -> ConflictError:
+        ranks = [str(rank) for rank in range(attempt.ranks) if rank not in found]
+        more = f" and {len(ranks) - 10} more" if len(ranks) > 10 else ""
+        facts = f"{len(found)} of {attempt.ranks} parts are there in time, not those of ranks {', '.join(ranks[:10])}"
+        return too_late(store, facts + more)
+
+    return patience.wait(look, missing)
+
+
+def wait_for_end(store: Store, log: Log, attempt: Attempt, patience: Patience) -> Ended:
+    """What rank 0 makes of the parts; ConflictError if nothing in time, or if another version was faster."""
+    place = attempt.place
+
+    def look() -> Ended | None:
+        published = log.read(place.version, is_denied_absent=True)
+        if published is not None and published.version.place != place:
+            facts = f"version {place.version} was taken by {published.version.place.id}"
+            raise ConflictError(store.shown, facts, hint="run the same command again, on all ranks")
+        if published is not None:
+            return Ended("delta", published)
+        if store.get(unchanged_key(place), most_bytes=COMMIT_LIMIT, is_denied_absent=True) is not None:
+            return Ended("same")
+        key = prepared_key(place)
+        data = store.get(key, most_bytes=COMMIT_LIMIT, is_denied_absent=True)
+        return Ended("prepared", decode_version(data, place.version, f"{store.shown}/{key}")) if data else None
+
+    return patience.wait(look, lambda: too_late(store, "rank 0 has not committed the version in time"))
+
+
+def _read_part(store: Store, attempt: Attempt, rank: int, trust: Trust) -> PartTable | None:
+    key = part_commit_key(attempt.place, rank)
+    data = store.get(key, most_bytes=COMMIT_LIMIT, is_denied_absent=True)
+    if data is None:
+        return None
+    what = f"{store.shown}/{key}"
+    part, signed = decode_part(data, attempt, rank, what)
+    trust.check(signed, PART_KIND, what)
+    key = part_table_key(attempt.place, rank)
+    return open_table(part, attempt, get_object(store, key, OBJECT_LIMIT), f"{store.shown}/{key}")
+
+
+def too_late(store: Store, facts: str) -> ConflictError:
+    hint = "start all ranks again; they have to see the same files of CHECKPOINT and have the same --attempt"
+    error = ConflictError(store.shown, facts, hint=hint)
+    error.details = {"committed": False}
+    return error

@@ -1,0 +1,323 @@
+"""Publishes one of several parts of a version: each of some ranks compares a share, and none talks to another.
+
+The checkpoint is one that all of them see. What a part is, is publisher/'s matter, what its objects mean remote/'s.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from dcr_cli.arguments import check_path
+from dcr_cli.checkpoint.checkpoint import Checkpoint, open_checkpoint
+from dcr_cli.checkpoint.digest import object_digest
+from dcr_cli.checkpoint.in_progress import STATE_FOLDER
+from dcr_cli.checkpoint.patterns import check_recorded_patterns
+from dcr_cli.content import Progress
+from dcr_cli.delta.choice import Allowed
+from dcr_cli.delta.commit import Commit
+from dcr_cli.delta.output import DIGESTS_NAME, MANIFEST_NAME, encode_documents
+from dcr_cli.durable import open_folder
+from dcr_cli.errors import ConflictError, IncompleteError, WrongBaseError
+from dcr_cli.fetch.position import Position, read_position
+from dcr_cli.publisher.baseline import Baseline, default_baseline
+from dcr_cli.publisher.catching_up import catch_up, knows_its_version
+from dcr_cli.publisher.committing import Author
+from dcr_cli.publisher.merging import Merged, Sides, merge
+from dcr_cli.publisher.part_making import PartMaking
+from dcr_cli.publisher.part_result import PartResult, Rank, check_rank
+from dcr_cli.publisher.part_waiting import Ended, Patience, has_part, too_late, wait_for_end, wait_for_parts
+from dcr_cli.publisher.publication import Publication
+from dcr_cli.publisher.shares import Slice, cut
+from dcr_cli.push import allowed_in, check_ready, check_settled, open_baseline
+from dcr_cli.receiver.gather import Effort
+from dcr_cli.remote.hint import STREAMING, Hint, write_hint
+from dcr_cli.remote.history import require_history
+from dcr_cli.remote.keys import VERSIONS
+from dcr_cli.remote.log import Log
+from dcr_cli.remote.part import Attempt, encode_unchanged, unchanged_key
+from dcr_cli.remote.signing import Trust, load_signing_key
+from dcr_cli.remote.version import Published
+from dcr_cli.store.opening import open_store
+from dcr_cli.store.store import Store
+from dcr_cli.work import threads
+
+__all__ = ["PartResult", "Rank", "push_part"]
+
+_FIRST = "dcr push without --part publishes the first version, and makes the baseline"
+
+
+@dataclass(frozen=True, slots=True)
+class _Options:
+    """How to publish, but for what and where."""
+
+    baseline: Path | None
+    encoding: str
+    prepare: bool
+    wait: bool
+    patience: Patience
+    author: Author
+    effort: Effort
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What the ranks of an attempt compare: the version before, and the share of each."""
+
+    attempt: Attempt
+    head: Published
+    base: Checkpoint
+    shares: list[tuple[Slice, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    """What came of it, as far as this rank knows, and what it has sent."""
+
+    ended: Ended
+    sent_bytes: int = 0
+    is_recovered: bool = False
+    merged: Merged | None = None
+    delta_bytes: int | None = None
+
+
+def push_part(
+    checkpoint: str | os.PathLike[str],
+    remote: str | os.PathLike[str],
+    rank: Rank,
+    *,
+    baseline: str | os.PathLike[str] | None = None,
+    encoding: str = "auto",
+    prepare: bool = False,
+    wait: bool = True,
+    timeout_seconds: float = 900.0,
+    ready: str | None = None,
+    settle_seconds: float = 0.0,
+    skip: Sequence[str] = (),
+    single_writer: bool = False,
+    storage_options: Mapping[str, object] | None = None,
+    sign_key: str | os.PathLike[str] | None = None,
+    publisher: str = "",
+    limit_bytes_per_second: int | None = None,
+    jobs: int | None = None,
+    progress: Progress | None = None,
+) -> PartResult:
+    """Publish one of several parts of the next version of `remote`, which is the state of `checkpoint`.
+
+    All ranks see the same `checkpoint` and give the same arguments. Rank 0 waits for all parts, and commits. Without
+    `baseline`, that beside the checkpoint is read by all ranks and moved by rank 0; with it, each rank has its own.
+    Nothing that anyone reads has changed unless the version exists; a run that was stopped, of this rank or all of
+    them, is gone on with by the same call.
+
+    Raises UsageError, NotFoundError (the remote holds no version), WrongBaseError (no baseline at the newest version),
+    ConflictError (not all parts came in time, another publisher was faster, the checkpoint changes), DamagedError,
+    TransportError, LocalError.
+    """
+    check_recorded_patterns(skip)
+    check_path(checkpoint, "checkpoint")
+    check_rank(rank)
+    key = load_signing_key(sign_key) if sign_key is not None else None
+    author = Author(publisher, key)
+    check_ready(Path(checkpoint), ready)
+    source = open_checkpoint(checkpoint, skip=skip)
+    check_settled(source, settle_seconds, datetime.now(UTC).timestamp())
+    place = Path(baseline) if baseline is not None else None
+    patience, effort = Patience(timeout_seconds), Effort(threads(jobs), progress)
+    options = _Options(place, encoding, prepare, wait, patience, author, effort)
+    with open_store(
+        remote, storage_options, is_single_writer=single_writer, limit_bytes_per_second=limit_bytes_per_second
+    ) as store:
+        return _Run(store, source, rank, options).run()
+
+
+class _Run:
+    """One rank's run, from what the remote holds to what came of all parts."""
+
+    def __init__(self, store: Store, source: Checkpoint, rank: Rank, options: _Options) -> None:
+        self._store = store
+        self._source = source
+        self._rank = rank
+        self._options = options
+        self._history = require_history(store)
+        self._log = Log(store, self._history.id)
+        self._path = options.baseline or default_baseline(source.root, self._log.history)
+        key = options.author.key
+        self._trust = Trust(frozenset({key.public})) if key is not None else Trust()
+        self._baseline: Baseline | None = None
+
+    def run(self) -> PartResult:
+        allowed = allowed_in(self._history, self._options.encoding)
+        with ExitStack() as stack:
+            # A baseline that is shared is rank 0's to lock and to move.
+            if self._rank.number == 0 or self._options.baseline is not None:
+                self._baseline = stack.enter_context(Baseline(self._path))
+            head = self._find_head()
+            attempt = self._attempt_of(head)
+            if attempt is not None:
+                return self._result(attempt, head, _Done(Ended("delta", head), is_recovered=True))
+            attempt = self._attempt(head.version.number + 1, head.blake3)
+            base = self._open_base(head)
+            work = _Work(attempt, head, base, cut(base, self._source, self._rank.count))
+            done = self._make_part(work, allowed)
+            done = self._commit(work, done) if self._rank.number == 0 else self._wait(attempt, done)
+            return self._result(attempt, head, done)
+
+    # Where the log and the baseline stand
+
+    def _find_head(self) -> Published:
+        """The newest version; a baseline of this rank's own, or that of rank 0, is brought to it."""
+        position = self._position()
+        if self._baseline is not None and position is None:
+            newest = self._log.newest(0)
+            if newest and self._baseline.has_checkpoint:
+                knows_its_version(self._baseline, self._log, self._log.require(newest), self._store.shown)
+            position = self._baseline.position()
+        if position is None:
+            facts = f"is no baseline that is at a version of {self._store.shown}"
+            raise WrongBaseError(str(self._path), facts, hint=_FIRST)
+        at = self._log.check_known(position.known, f"the baseline {self._path}")
+        following = self._log.following(at, self._log.newest(position.version))
+        head = [at, *following][-1]
+        if self._baseline is not None and following:
+            catch_up(self._store, self._baseline, head, self._options.effort)
+        return head
+
+    def _position(self) -> Position | None:
+        """The version at which the baseline is, as it says."""
+        if self._baseline is not None:
+            return self._baseline.position()
+        if not (self._path / STATE_FOLDER).is_dir():
+            return None
+        with open_folder(self._path / STATE_FOLDER) as home:
+            return read_position(home)
+
+    def _open_base(self, head: Published) -> Checkpoint:
+        """The baseline at the newest version; rank 0 brings it there, if it is shared, and the others wait for that."""
+
+        def look() -> Checkpoint | None:
+            position = self._position()
+            try:
+                is_there = position is not None and position.commit == head.blake3
+                return open_baseline(self._path, self._source, head) if is_there else None
+            except IncompleteError:
+                return None
+
+        facts = f"the baseline {self._path} is not at version {head.version.number} in time"
+        return self._options.patience.wait(look, lambda: too_late(self._store, facts))
+
+    # Parts
+
+    def _attempt(self, version: int, previous: bytes) -> Attempt:
+        source = _digest_of_files(self._source)
+        return Attempt(self._log.history, version, previous, self._rank.count, self._rank.attempt, source)
+
+    def _attempt_of(self, head: Published) -> Attempt | None:
+        """The attempt that the newest version is of, if that is this one: then all is done."""
+        version = head.version
+        if version.previous is None:
+            return None
+        attempt = self._attempt(version.number, version.previous)
+        return attempt if attempt.place == version.place else None
+
+    def _make_part(self, work: _Work, allowed: Allowed) -> _Done:
+        """Publish this rank's part, unless a stopped run has."""
+        number, attempt, author = self._rank.number, work.attempt, self._options.author
+        if number == 0:
+            write_hint(self._store, Hint(self._log.history, attempt.place, STREAMING, author.now()))
+        if has_part(self._store, attempt, number, self._trust):
+            return _Done(Ended("part"), is_recovered=True)
+        making = PartMaking(self._store, attempt, number, author, self._options.effort)
+        making.make(work.base, self._source, work.shares[number], allowed)
+        position = self._position()
+        if position is None or position.commit != attempt.previous:
+            raise ConflictError(str(self._path), "was moved while it was compared", hint="run the same command again")
+        making.publish()
+        return _Done(Ended("part"), making.sent_bytes)
+
+    def _wait(self, attempt: Attempt, done: _Done) -> _Done:
+        """Wait for what rank 0 makes of all parts, if that was asked for, and bring a baseline of one's own to it."""
+        if not self._options.wait:
+            return done
+        ended = wait_for_end(self._store, self._log, attempt, self._options.patience)
+        if ended.kind == "delta" and ended.published is not None and self._baseline is not None:
+            catch_up(self._store, self._baseline, ended.published, self._options.effort)
+        return replace(done, ended=ended)
+
+    def _commit(self, work: _Work, done: _Done) -> _Done:
+        """Make the version of all parts, once they are there."""
+        assert self._baseline is not None
+        attempt, head = work.attempt, work.head
+        tables = wait_for_parts(self._store, attempt, self._trust, self._options.patience)
+        with work.base.reader() as old, self._source.reader() as new:
+            sides = Sides(work.base, self._source, work.base.files_digest(old), self._source.files_digest(new))
+        merged = merge(attempt, sides, work.shares, tables)
+        if merged.base != head.version.target:
+            facts = f"is not at version {head.version.number}, the newest of {self._store.shown}"
+            raise WrongBaseError(str(work.base.root), facts, hint="remove the baseline; dcr push makes it anew")
+        done = replace(done, merged=merged)
+        if merged.base == merged.target:
+            self._store.put(unchanged_key(attempt.place), encode_unchanged(attempt))
+            return replace(done, ended=Ended("same"))
+        commit, sent_bytes = self._put_documents(attempt, merged)
+        sent_bytes += done.sent_bytes
+        size = commit.payload_bytes + commit.manifest_bytes + commit.digests_bytes
+        publication = Publication(self._store, self._log, self._baseline.home, self._options.author)
+        publication.head = head
+        anchor = publication.anchor_before()
+        if self._options.prepare:
+            sent_bytes += publication.prepare(attempt.place, commit, anchor)
+            return replace(done, ended=Ended("prepared"), sent_bytes=sent_bytes, delta_bytes=size)
+        committed = publication.commit(attempt.place, commit, anchor)
+        catch_up(self._store, self._baseline, committed.published, self._options.effort)
+        sent_bytes += committed.commit_bytes
+        return replace(done, ended=Ended("delta", committed.published), sent_bytes=sent_bytes, delta_bytes=size)
+
+    def _put_documents(self, attempt: Attempt, merged: Merged) -> tuple[Commit, int]:
+        """Put what binds the parts: the commit to be, and the bytes that were sent."""
+        documents = encode_documents(merged.manifest, merged.digests, merged.base, merged.target)
+        objects = merged.fillers | {DIGESTS_NAME: documents.digests, MANIFEST_NAME: documents.manifest}
+        for name, data in objects.items():
+            self._store.put(f"{VERSIONS}{attempt.place}/{name}", data)
+        return documents.commit, sum(map(len, objects.values()))
+
+    def _result(self, attempt: Attempt, head: Published, done: _Done) -> PartResult:
+        source, merged, published = self._source, done.merged, done.ended.published
+        place, target = attempt.place, merged.target if merged is not None else None
+        if done.ended.kind == "same":
+            place, target = head.version.place, head.version.target
+        elif published is not None:
+            place, target = published.version.place, published.version.target
+        # Where this attempt's version was there already, the one before it is the base.
+        delta = head.version.delta if published is head else None
+        return PartResult(
+            remote=self._store.shown,
+            checkpoint=str(source.root),
+            history=attempt.history,
+            version=place.version,
+            id=place.id,
+            kind=done.ended.kind,
+            rank=self._rank.number,
+            ranks=self._rank.count,
+            attempt=self._rank.attempt,
+            base_version=attempt.version - 1,
+            base=delta.base if delta is not None else head.version.target,
+            target=target,
+            tensors=len(source.tensors),
+            elements=sum(tensor.elements for tensor in source.tensors),
+            dense_bytes=sum(tensor.bytes for tensor in source.tensors),
+            changed_tensors=merged.changed_tensors if merged is not None else None,
+            changed_elements=merged.changed_elements if merged is not None else None,
+            delta_bytes=done.delta_bytes,
+            uploaded_bytes=done.sent_bytes,
+            recovered=done.is_recovered,
+        )
+
+
+def _digest_of_files(source: Checkpoint) -> bytes:
+    """What tells one checkpoint from another without reading it: the names, sizes and times of its files."""
+    facts = (f"{path}\n{one.size}\n{one.mtime_ns}\n" for path, one in source.identities.items())
+    return object_digest("".join(facts).encode())
