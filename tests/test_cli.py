@@ -226,7 +226,13 @@ def test_hints_fit_the_command(run: Run, tiny_pair: tuple[Path, Path], delta: Pa
     assert is_failure(run("apply", base, target), 3, "is a checkpoint", "dcr apply DELTA CHECKPOINT")
     assert is_failure(run("apply", delta, base, "--to", base), 2, "the checkpoint itself", "leave out --to")
     assert is_failure(run("inspect", base / "none"), 3, "no such folder", "spelling")
+    assert is_failure(run("inspect", base.parent), 3, "holds no checkpoint", "dcr pull fills")
     assert is_failure(run("apply", delta, base / "none"), 3, "no such folder", "spelling")
+
+
+def test_a_remote_is_told_from_a_checkpoint(run: Run, tiny_pair: tuple[Path, Path], remote: Path) -> None:
+    for arguments in (["inspect", remote], ["push", remote, tiny_pair[0]], ["pull", remote, remote]):
+        assert is_failure(run(*arguments), 3, "is a remote, not a checkpoint", "dcr pull REMOTE CHECKPOINT")
 
 
 def test_hints_for_damage(run: Run, tiny_pair: tuple[Path, Path], delta: Path) -> None:

@@ -212,7 +212,12 @@ def _nothing_here(folder: Path, identities: dict[str, Identity], what: str) -> N
         return NotFoundError(
             f"{what} {folder}", "is a delta, not a checkpoint", hint="dcr show says what is in it, dcr apply applies it"
         )
-    return NotFoundError(f"{what} {folder}", "holds no checkpoint: it has no *.safetensors file")
+    if "dcr.json" in identities:
+        return NotFoundError(
+            f"{what} {folder}", "is a remote, not a checkpoint", hint="dcr pull REMOTE CHECKPOINT makes one from it"
+        )
+    facts = "holds no checkpoint: it has no *.safetensors file"
+    return NotFoundError(f"{what} {folder}", facts, hint="a new folder, or an empty one, is what dcr pull fills")
 
 
 def _find_weight_map(folder: Path, identities: dict[str, Identity]) -> str | None:

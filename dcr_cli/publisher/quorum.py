@@ -52,6 +52,7 @@ def wait_for(store: Store, version: Version, quorum: Quorum, *, is_committed: bo
         left = quorum.timeout_seconds - (quorum.clock() - began)
         if left <= 0:
             facts = f"{len(names)} of {quorum.count} receivers have {quorum.stage} version {version.number} in time"
+            facts += "; it is published all the same" if is_committed else ""
             error = ConflictError(store.shown, facts, hint="dcr status says how far each receiver is")
             error.details = {"committed": is_committed}
             raise error

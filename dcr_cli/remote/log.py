@@ -150,7 +150,11 @@ class Log:
     def _check_history(self, known: Known, history: str, seen_at: str) -> None:
         if known.history != history:
             facts = f"{seen_at} follows history {known.history}, the remote holds {history}"
-            raise WrongBaseError(self._store.shown, facts, hint="use another address for another history")
+            raise WrongBaseError(
+                self._store.shown,
+                facts,
+                hint="check the address; dcr pull --repair, or another --baseline, goes over to it",
+            )
 
     def _has(self, version: int) -> bool:
         return self._store.get(commit_key(version), most_bytes=COMMIT_LIMIT, is_denied_absent=True) is not None

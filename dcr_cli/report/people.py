@@ -287,10 +287,15 @@ def _show_facts(result: ShowResult) -> Iterator[tuple[str, str]]:
 
 def version_facts(version: ShownVersion) -> Iterator[tuple[str, str]]:
     """Which version of a remote it is."""
-    created, publisher = (names([text]) if text else "-" for text in (version.created, version.publisher))
-    yield "version", f"{version.version}, id {version.id}, made {created} by {publisher}"
+    yield "version", f"{version.version}, id {version.id}{made(version.created, version.publisher)}"
     if version.signers:
         yield "signed by", ", ".join(key[:KEY_DIGITS] for key in version.signers)
+
+
+def made(created: str, publisher: str) -> str:
+    """What a version says of when and by whom it was made, where it says so."""
+    when = f", made {names([created])}" if created else ""
+    return f"{when} by {names([publisher])}" if publisher else when
 
 
 def inspect_lines(result: InspectResult) -> Iterator[Line]:

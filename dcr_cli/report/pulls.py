@@ -42,16 +42,8 @@ def _headline(result: PullResult) -> str:
 
 
 def _pull_facts(result: PullResult) -> Iterator[tuple[str, str]]:
-    yield "remote", names([result.remote])
-    if result.from_version is not None and not result.already:
-        yield "from", f"version {result.from_version}{', found by its bytes' if result.adopted else ''}"
-    if result.way is not None:
-        yield "way", f"{_way(result.way)}, {size(result.way.bytes)}"
-    if result.downloaded_bytes and not result.dry_run:
-        yield "fetched", size(result.downloaded_bytes)
-    if result.reused_bytes:
-        yield "reused", f"{size(result.reused_bytes)} of payloads that were there"
-    yield "state", state(result.target)
+    if not result.already:
+        yield from _way_facts(result)
     if result.staged is not None:
         yield "staged", f"version {result.staged}, which is prepared"
     if result.recovered:
@@ -60,6 +52,20 @@ def _pull_facts(result: PullResult) -> Iterator[tuple[str, str]]:
         yield "left alone", f"{amount(len(result.foreign), 'file')} that dcr does not know: {names(result.foreign)}"
     if result.previous is not None:
         yield "previous", f"kept: {names([result.previous])}"
+
+
+def _way_facts(result: PullResult) -> Iterator[tuple[str, str]]:
+    """What it took; without news there is one line to read, which cron sends or a log keeps."""
+    yield "remote", names([result.remote])
+    if result.from_version is not None:
+        yield "from", f"version {result.from_version}{', found by its bytes' if result.adopted else ''}"
+    if result.way is not None:
+        yield "way", f"{_way(result.way)}, {size(result.way.bytes)}"
+    if result.downloaded_bytes and not result.dry_run:
+        yield "fetched", size(result.downloaded_bytes)
+    if result.reused_bytes:
+        yield "reused", f"{size(result.reused_bytes)} of payloads that were there"
+    yield "state", state(result.target)
 
 
 def _way(way: Way) -> str:

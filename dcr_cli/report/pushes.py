@@ -42,7 +42,8 @@ def _push_facts(result: PushResult) -> Iterator[tuple[str, str]]:
         yield "delta", f"{takes} ({size(result.dense_bytes)}), from version {result.base_version}"
     if result.uploaded_bytes:
         yield "sent", size(result.uploaded_bytes)
-    yield "state", state(result.target)
+    if result.kind != "same":
+        yield "state", state(result.target)
 
 
 def part_lines(result: PartResult) -> Iterator[Line]:

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from dcr_cli.errors import size
-from dcr_cli.report.people import KEY_DIGITS, MOST_LISTED, Line, amount, facts, names, state, table, version_facts
+from dcr_cli.report.people import KEY_DIGITS, MOST_LISTED, Line, amount, facts, made, names, state, table, version_facts
 
 if TYPE_CHECKING:
     from dcr_cli.log import LoggedVersion, LogResult
@@ -88,8 +88,7 @@ def status_lines(result: StatusResult) -> Iterator[Line]:
 def _status_facts(result: StatusResult) -> Iterator[tuple[str, str]]:
     yield "history", f"{result.history}, encodings {', '.join(result.encodings)}"
     if result.target is not None:
-        created, publisher = _words(result.created or "", result.publisher or "")
-        yield "newest", f"{result.kind}, made {created} by {publisher}"
+        yield "newest", f"{result.kind}{made(result.created or '', result.publisher or '')}"
         yield "state", state(result.target)
     if result.signers is not None:
         yield "signed by", _keys(result.signers) or "nobody trusted"

@@ -30,6 +30,7 @@ _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w{1,64})</Code>")
 # The services that machines of a cloud get credentials from: asked when there are no others.
 _METADATA = re.compile(r"169\.254\.169\.254|169\.254\.170\.2|metadata\.google\.internal")
+_NO_CREDENTIALS = "set those of the cloud; of a public bucket --storage-option anon=true, at Google token=anon"
 _NO_ROOT = frozenset(("NoSuchBucket", "ContainerNotFound"))
 _NOT_OUR_KEY = frozenset(
     (
@@ -69,7 +70,7 @@ def fault_of(error: BaseError | FileNotFoundError) -> FaultError:
     status, code = int(match[1]) if match else 0, named[1] if named else ""
     reason = " ".join(filter(None, (f"status {status}" if status else "", code)))
     if _METADATA.search(text):
-        return PermanentError("found no credentials", hint="set those of the cloud, or say that it is public: anon")
+        return PermanentError("found no credentials", hint=_NO_CREDENTIALS)
     if isinstance(error, AlreadyExistsError | PreconditionError):
         return TakenError(reason)
     if code in _NO_ROOT:

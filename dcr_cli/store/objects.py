@@ -61,6 +61,7 @@ _SENDING = {
 # As many as the time allows: between them it waits up to 15 s.
 _SENDING_RETRIES = {"max_retries": 20, "retry_timeout": timedelta(minutes=2)}
 _MOST_SMALL_BYTES = 1 << 20
+_ACCOUNT = "AZURE_STORAGE_ACCOUNT_NAME, or --storage-option account_name=NAME, names the account"
 MOST_SINGLE_PUT_BYTES = 16 << 20
 _PART_BYTES = 8 << 20
 _MOST_PARTS = 9_000
@@ -192,7 +193,8 @@ def _open(
     # Raised here, because the library's own words may hold what the options do.
     names = ", ".join(sorted(cloud.settings)) or "none"
     facts = "one of them is not known" if is_unknown else "their values, or an account that is missing, make no sense"
-    raise UsageError(location.shown, f"storage options {names}: {facts}")
+    hint = _ACCOUNT if cloud.kind == "Azure" and "account_name" not in cloud.settings else None
+    raise UsageError(location.shown, f"storage options {names}: {facts}", hint=hint)
 
 
 def _asking(location: Location, profile: str) -> Any:
