@@ -231,7 +231,7 @@ def test_hints_fit_the_command(run: Run, tiny_pair: tuple[Path, Path], delta: Pa
 
 
 def test_a_remote_is_told_from_a_checkpoint(run: Run, tiny_pair: tuple[Path, Path], remote: Path) -> None:
-    for arguments in (["inspect", remote], ["push", remote, tiny_pair[0]], ["pull", remote, remote]):
+    for arguments in (["inspect", remote], ["push", remote, tiny_pair[0]], ["verify", remote]):
         assert is_failure(run(*arguments), 3, "is a remote, not a checkpoint", "dcr pull REMOTE CHECKPOINT")
 
 
