@@ -141,6 +141,7 @@ def push(
     folder = folder_of(remote)
     places = {"checkpoint": checkpoint, "baseline": baseline, "remote": folder}
     check_apart({name: place for name, place in places.items() if place is not None})
+    _check_no_checkpoint(folder)
     options = PushOptions(
         base=Path(base) if base is not None else None,
         baseline=Path(baseline) if baseline is not None else None,
@@ -509,6 +510,13 @@ def _check_options(options: PushOptions) -> None:
         raise UsageError("push", "--base excludes --baseline-link and --no-delta", hint="dcr push --help")
     if options.anchor_every is not None and options.anchor_every < 1:
         raise UsageError("--anchor-every", f"a number from 1 on expected, found {options.anchor_every}")
+
+
+def _check_no_checkpoint(folder: str | None) -> None:
+    """Raise UsageError if the remote is a folder in which a checkpoint lies: two checkpoints were given, perhaps."""
+    if folder is not None and any(path.is_file() for path in Path(folder).glob("*.safetensors")):
+        hint = "dcr push CHECKPOINT REMOTE; dcr diff compares two checkpoints"
+        raise UsageError(str(folder), "holds a checkpoint, and is no remote", hint=hint)
 
 
 def check_ready(checkpoint: Path, ready: str | None) -> None:

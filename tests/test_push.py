@@ -331,6 +331,13 @@ def test_a_source_that_changes_is_not_published(steps: list[Path], remote: Path)
     assert push(steps[1], remote).version == 2
 
 
+def test_a_checkpoint_for_a_remote(steps: list[Path]) -> None:
+    before = tree(steps[1])
+    with pytest.raises(UsageError, match="is no remote"):
+        push(steps[0], steps[1])
+    assert tree(steps[1]) == before
+
+
 def test_nothing_there(tmp_path: Path, remote: Path) -> None:
     with pytest.raises(NotFoundError):
         push(tmp_path / "nothing", remote)
