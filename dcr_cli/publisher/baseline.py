@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from dcr_cli.arguments import check_apart
 from dcr_cli.checkpoint.checkpoint import Checkpoint, FileDigest, open_checkpoint
 from dcr_cli.checkpoint.digest import State
 from dcr_cli.checkpoint.in_progress import STATE_FOLDER
@@ -24,6 +25,7 @@ from dcr_cli.locking import lock_folder
 from dcr_cli.receiver.places import check_room, with_slack
 from dcr_cli.receiver.record import TensorRecord, read_record, write_record
 from dcr_cli.receiver.sidecars import identities_now
+from dcr_cli.store.location import folder_of
 
 BASELINES = ".dcr-baseline"
 _LOCK = "push-lock"
@@ -36,6 +38,14 @@ _ELSEWHERE = "give --baseline DIR, a place for it"
 def default_baseline(checkpoint: str | os.PathLike[str], history: str) -> Path:
     """Where the baseline of a history is kept, if nothing else is said: beside the checkpoint."""
     return Path(os.path.abspath(checkpoint)).parent / BASELINES / history
+
+
+def check_places(
+    checkpoint: str | os.PathLike[str], remote: str | os.PathLike[str], baseline: str | os.PathLike[str] | None
+) -> None:
+    """Raise UsageError if what is published, where it goes and what is kept of it do not lie apart."""
+    places = {"checkpoint": checkpoint, "baseline": baseline, "remote": folder_of(remote)}
+    check_apart({name: place for name, place in places.items() if place is not None})
 
 
 class Baseline:
