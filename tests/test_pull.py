@@ -890,3 +890,17 @@ class TestANoteIsNoMoreThanItSays:
         with pytest.raises(WrongBaseError, match="its log ends below version 2"):
             pull(remote.url, root, repair=is_repair)
         assert pull(remote.url, root, repair=True, version=1).version == 1
+
+    def test_what_came_without_trust_is_not_trusted_when_it_is_finished(
+        self, signed: History, keys: Path, tmp_path: Path
+    ) -> None:
+        ours = [str(keys / "ours.pub")]
+        start, root, number = tmp_path / "start", tmp_path / "r", 0
+        pull(signed.url, start, version=1, trusted_keys=ours, jobs=1)
+        while not (root.exists() and is_incomplete(root)):
+            fresh_copy(start, root)
+            assert not stopped_at(number, lambda: pull(signed.url, root, jobs=1))
+            number += 1
+        with pytest.raises(WrongBaseError, match="not known to be built from signed"):
+            pull(signed.url, root, trusted_keys=ours, jobs=1)
+        assert pull(signed.url, root, trusted_keys=ours, repair=True, jobs=1).version == 3
