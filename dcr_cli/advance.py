@@ -129,6 +129,7 @@ class _Advance:
             documents = scout.documents(way, spool)
             if spool is not None:
                 self._adopt()
+                self._distrust()
             if spool is not None and way.anchor is not None:
                 spool.expect(scout.commits[way.anchor])
             elif spool is not None:
@@ -214,6 +215,15 @@ class _Advance:
         if self.standing.held is not None and (self.standing.is_adopted or self.standing.held.read is not None):
             with open_root(os.path.realpath(self.path)) as root, Receiver(root) as receiver:
                 leave_record(receiver, self.standing.held, self.standing.listing)
+
+    def _distrust(self) -> None:
+        """Note that what the receiver is built from is trusted by those alone who trust what comes now: should this be
+        stopped, whoever finishes it does not know how it came."""
+        noted = self.situation.position
+        if noted is not None:
+            keys = tuple(key for key in noted.trusted if bytes.fromhex(key) in self.wish.trust.keys)
+            if keys != noted.trusted:
+                note(self.path, replace(noted, trusted=keys))
 
     def _position(self, published: Published) -> Position:
         keys = signers_of(self.wish.trust, published)

@@ -6,13 +6,14 @@ Where the baseline lies and how it moves is publisher/'s matter, what a remote's
 from __future__ import annotations
 
 import os
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dcr_cli.apply import Way, apply_chain
-from dcr_cli.arguments import check_apart, check_path
+from dcr_cli.arguments import check_path
 from dcr_cli.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from dcr_cli.checkpoint.digest import State, object_digest
 from dcr_cli.checkpoint.patterns import check_recorded_patterns
@@ -25,7 +26,7 @@ from dcr_cli.durable import Folder
 from dcr_cli.errors import ConflictError, NotFoundError, UsageError, WrongBaseError
 from dcr_cli.fetch.position import position_at
 from dcr_cli.publisher.anchors import AnchorPlan, PublishedAnchor, publish_anchor
-from dcr_cli.publisher.baseline import Baseline, default_baseline
+from dcr_cli.publisher.baseline import Baseline, check_places, default_baseline
 from dcr_cli.publisher.catching_up import catch_up, knows_its_version
 from dcr_cli.publisher.committing import Author, Outcome
 from dcr_cli.publisher.outgoing import Outgoing, begin_anchor, drop_outgoing, outgoing_path
@@ -39,7 +40,6 @@ from dcr_cli.remote.keys import APPLIED, HISTORY_KEY, Place, new_id
 from dcr_cli.remote.log import Log
 from dcr_cli.remote.signing import load_signing_key
 from dcr_cli.remote.version import ANCHOR, DELTA, AnchorParts, Published
-from dcr_cli.store.location import folder_of
 from dcr_cli.store.opening import open_store
 from dcr_cli.store.store import Store
 from dcr_cli.work import threads
@@ -138,10 +138,7 @@ def push(
     """
     check_recorded_patterns(skip)
     check_path(checkpoint, "checkpoint")
-    folder = folder_of(remote)
-    places = {"checkpoint": checkpoint, "baseline": baseline, "remote": folder}
-    check_apart({name: place for name, place in places.items() if place is not None})
-    _check_no_checkpoint(folder)
+    check_places(checkpoint, remote, baseline)
     options = PushOptions(
         base=Path(base) if base is not None else None,
         baseline=Path(baseline) if baseline is not None else None,
@@ -339,7 +336,10 @@ class _Push:
         )
         if found.base != head.version.target:
             facts = f"is not at version {head.version.number}, the newest of {self._store.shown}"
-            raise WrongBaseError(str(base.root), facts, hint="give another --base, or remove the baseline")
+            mend = (
+                f"dcr pull --repair {shlex.quote(self._store.shown)} {shlex.quote(str(base.root))} mends the baseline"
+            )
+            raise WrongBaseError(str(base.root), facts, hint=mend if self._keeps_baseline else "give another --base")
         return found
 
     def _publish_anchor(self, publication: Publication, baseline: Baseline) -> PushResult:
@@ -510,13 +510,6 @@ def _check_options(options: PushOptions) -> None:
         raise UsageError("push", "--base excludes --baseline-link and --no-delta", hint="dcr push --help")
     if options.anchor_every is not None and options.anchor_every < 1:
         raise UsageError("--anchor-every", f"a number from 1 on expected, found {options.anchor_every}")
-
-
-def _check_no_checkpoint(folder: str | None) -> None:
-    """Raise UsageError if the remote is a folder in which a checkpoint lies: two checkpoints were given, perhaps."""
-    if folder is not None and any(path.is_file() for path in Path(folder).glob("*.safetensors")):
-        hint = "dcr push CHECKPOINT REMOTE; dcr diff compares two checkpoints"
-        raise UsageError(str(folder), "holds a checkpoint, and is no remote", hint=hint)
 
 
 def check_ready(checkpoint: Path, ready: str | None) -> None:

@@ -24,7 +24,7 @@ from dcr_cli.delta.output import DIGESTS_NAME, MANIFEST_NAME, encode_documents
 from dcr_cli.durable import open_folder
 from dcr_cli.errors import ConflictError, IncompleteError, WrongBaseError
 from dcr_cli.fetch.position import Position, read_position
-from dcr_cli.publisher.baseline import Baseline, default_baseline
+from dcr_cli.publisher.baseline import Baseline, check_places, default_baseline
 from dcr_cli.publisher.catching_up import catch_up, knows_its_version
 from dcr_cli.publisher.committing import Author
 from dcr_cli.publisher.merging import Merged, Sides, merge
@@ -119,6 +119,7 @@ def push_part(
     """
     check_recorded_patterns(skip)
     check_path(checkpoint, "checkpoint")
+    check_places(checkpoint, remote, baseline)
     check_rank(rank)
     key = load_signing_key(sign_key) if sign_key is not None else None
     author = Author(publisher, key)

@@ -31,6 +31,8 @@ Got = TypeVar("Got")
 
 # So many small objects are asked for at once, and so many commits are in hand.
 _AT_ONCE, _COMMITS_AT_ONCE = 16, 1024
+# A log with so many faults is none, however long it says it is.
+_MOST_LOG_DAMAGES = 1000
 _DAMAGE = (DamagedError, WrongBaseError, NotFoundError)
 
 
@@ -74,7 +76,8 @@ def verify_remote(
     jobs: int | None = None,
     progress: Progress | None = None,
 ) -> VerifyRemoteResult:
-    """Check all that is in a remote, with `deep` every byte of it, and say all that is wrong.
+    """Check all that is in a remote, with `deep` every byte of it, and say all that is wrong; of a log with a thousand
+    faults no more is looked at.
 
     With `trusted_keys`, what none of them has signed counts as damaged. Raises NotFoundError where there is no remote,
     TransportError, UnsupportedError, UsageError.
@@ -87,9 +90,10 @@ def verify_remote(
         check = _Check(store, Log(store, history.id, trust), trust, stack.enter_context(_pool(workers)))
         head = check.log.newest(0)
         published = check.read_log(head)
-        check.look(published)
-        check.check_ways(published, head)
-        check.check_all(published, is_deep=deep, progress=progress)
+        if len(check.damages) < _MOST_LOG_DAMAGES:
+            check.look(published)
+            check.check_ways(published, head)
+            check.check_all(published, is_deep=deep, progress=progress)
         return VerifyRemoteResult(
             remote=store.shown,
             history=history.id,
@@ -128,6 +132,8 @@ class _Check:
         found: dict[int, Published] = {}
         with ThreadPoolExecutor(_AT_ONCE, "dcr-log") as pool:
             for first in range(1, head + 1, _COMMITS_AT_ONCE):
+                if len(self.damages) >= _MOST_LOG_DAMAGES:
+                    break
                 numbers = range(first, min(first + _COMMITS_AT_ONCE, head + 1))
                 for number, each in zip(numbers, pool.map(self._read, numbers), strict=True):
                     before = found.get(number - 1)

@@ -41,7 +41,7 @@ from dcr_cli.push import push
 from dcr_cli.receiver.gather import Effort
 from dcr_cli.receiver.receiver import Receiver
 from dcr_cli.remote.acknowledgement import read_acknowledgement
-from dcr_cli.remote.keys import APPLIED, AcknowledgementPlace, commit_key
+from dcr_cli.remote.keys import APPLIED, AcknowledgementPlace, acknowledgement_key, commit_key
 from dcr_cli.remote.signing import trust_in
 from dcr_cli.store.backend import Backend, TransientError
 from dcr_cli.store.memory import MemoryBackend
@@ -890,3 +890,36 @@ class TestANoteIsNoMoreThanItSays:
         with pytest.raises(WrongBaseError, match="its log ends below version 2"):
             pull(remote.url, root, repair=is_repair)
         assert pull(remote.url, root, repair=True, version=1).version == 1
+
+    def test_what_came_without_trust_is_not_trusted_when_it_is_finished(
+        self, signed: History, keys: Path, tmp_path: Path
+    ) -> None:
+        ours = [str(keys / "ours.pub")]
+        start, root, number = tmp_path / "start", tmp_path / "r", 0
+        pull(signed.url, start, version=1, trusted_keys=ours, jobs=1)
+        while not (root.exists() and is_incomplete(root)):
+            fresh_copy(start, root)
+            assert not stopped_at(number, lambda: pull(signed.url, root, jobs=1))
+            number += 1
+        with pytest.raises(WrongBaseError, match="not known to be built from signed"):
+            pull(signed.url, root, trusted_keys=ours, jobs=1)
+        assert pull(signed.url, root, trusted_keys=ours, repair=True, jobs=1).version == 3
+
+
+def test_a_receiver_whose_name_is_in_use(keys: Path, tmp_path: Path) -> None:
+    """What somebody else has said by its name is not its word; what it has said itself before is."""
+    remote = history(tmp_path / "remote", 1)
+    key = acknowledgement_key(remote.commit(1).version.place, "host", APPLIED)
+    pull(remote.url, tmp_path / "one", receiver="host", receiver_key=keys / "ours", jobs=1)
+    pull(remote.url, tmp_path / "two", receiver="host", receiver_key=keys / "ours", jobs=1)
+    pull(remote.url, tmp_path / "three", receiver="host", jobs=1)
+    with pytest.raises(ConflictError, match="the name host is in use"):
+        pull(remote.url, tmp_path / "four", receiver="host", receiver_key=keys / "theirs", jobs=1)
+    assert tree(tmp_path / "four") == tree(remote.version(1))
+    with remote.open() as store:
+        store.put(key, b"{}")
+    with pytest.raises(ConflictError, match="the name host is in use"):
+        pull(remote.url, tmp_path / "five", receiver="host", jobs=1)
+    with remote.open() as store:
+        store.delete(key)
+    assert pull(remote.url, tmp_path / "five", receiver="host", jobs=1).already

@@ -26,6 +26,7 @@ from dcr_cli.errors import (
     UsageError,
     WrongBaseError,
 )
+from dcr_cli.pull import pull
 from dcr_cli.push import PushResult, push
 from dcr_cli.remote.acknowledgement import Acknowledgement, encode_acknowledgement
 from dcr_cli.remote.hint import decode_hint
@@ -685,6 +686,17 @@ def test_another_base_leaves_the_baseline_at_its_version(steps: list[Path], remo
     push(steps[1], remote, base=steps[0])
     assert push(steps[2], remote).version == 3
     assert build_all(remote, tmp_path / "scratch") == [tree(step) for step in steps[:3]]
+
+
+def test_a_damaged_baseline_is_mended_as_the_hint_says(steps: list[Path], remote: Path) -> None:
+    push(steps[0], remote)
+    shard = next(baseline_of(steps[0]).glob("*.safetensors"))
+    shard.write_bytes(shard.read_bytes()[:-1] + b"!")
+    with pytest.raises(WrongBaseError, match="is not at version 1") as caught:
+        push(steps[1], remote)
+    assert caught.value.hint == f"dcr pull --repair {remote} {baseline_of(steps[0])} mends the baseline"
+    pull(remote, baseline_of(steps[0]), repair=True)
+    assert push(steps[1], remote).version == 2
 
 
 # Anchors

@@ -20,6 +20,7 @@ from dcr_cli.prune import prune
 from dcr_cli.remote.anchor import RANGE_BYTES, encode_anchor
 from dcr_cli.remote.keys import (
     HISTORY_KEY,
+    MOST_VERSION,
     Place,
     anchor_file_key,
     anchor_key,
@@ -31,6 +32,7 @@ from dcr_cli.remote.keys import (
 from dcr_cli.remote.version import decode_version
 from dcr_cli.report import people, remotes
 from dcr_cli.show import ShowAnchorResult, ShowResult, show
+from dcr_cli.store.backend import Answer
 from dcr_cli.verify import TensorDifference, verify
 from dcr_cli.verify_remote import VerifyRemoteResult, verify_remote
 from histories import HISTORY, Objects, Publisher, anchor_of, id_of, new_remote, serve
@@ -298,6 +300,20 @@ class TestVerifyRemote:
         assert [each.what.rpartition("/")[2] for each in result.damages] == ["000000.safetensors", "config.json"]
         assert not [key for name, key in objects.calls if name == "read" and ("/files/" in key or "payloads" in key)]
         assert len(verify_remote(published.url, deep=True).damages) == 3
+
+    def test_a_log_without_end_is_looked_at_so_far(self, published: Published) -> None:
+        class Endless(Objects):
+            """Whatever commit is asked for, there is something."""
+
+            def read(self, key: str, begin: int, size: int | None) -> Answer:
+                if key.startswith("commits/") and key not in self.objects:
+                    return Answer(0, 2, 2, iter([b"{}"]))
+                return super().read(key, begin, size)
+
+        published.objects.__class__ = Endless
+        result = verify_remote(published.url)
+        assert result.head == MOST_VERSION and not result.matches
+        assert 1000 <= len(result.damages) < 3000 and result.checked_commits == 4
 
     def test_pruned_is_not_damaged(self, published: Published) -> None:
         prune(published.url, keep=1, keep_within=0)

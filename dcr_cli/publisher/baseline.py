@@ -12,18 +12,21 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from dcr_cli.arguments import check_apart
 from dcr_cli.checkpoint.checkpoint import Checkpoint, FileDigest, open_checkpoint
 from dcr_cli.checkpoint.digest import State
 from dcr_cli.checkpoint.in_progress import STATE_FOLDER
+from dcr_cli.checkpoint.parts import SHARD_SUFFIX
 from dcr_cli.content import Progress, Workers, read_state
 from dcr_cli.delta.delta import Delta
 from dcr_cli.durable import PRIVATE_FILE_MODE, PRIVATE_FOLDER_MODE, Folder, open_folder
-from dcr_cli.errors import ConflictError, DamagedError, LocalError, UnsupportedError
+from dcr_cli.errors import ConflictError, DamagedError, LocalError, UnsupportedError, UsageError
 from dcr_cli.fetch.position import POSITION_NAME, Position, read_position, write_position
 from dcr_cli.locking import lock_folder
 from dcr_cli.receiver.places import check_room, with_slack
 from dcr_cli.receiver.record import TensorRecord, read_record, write_record
 from dcr_cli.receiver.sidecars import identities_now
+from dcr_cli.store.location import folder_of
 
 BASELINES = ".dcr-baseline"
 _LOCK = "push-lock"
@@ -36,6 +39,19 @@ _ELSEWHERE = "give --baseline DIR, a place for it"
 def default_baseline(checkpoint: str | os.PathLike[str], history: str) -> Path:
     """Where the baseline of a history is kept, if nothing else is said: beside the checkpoint."""
     return Path(os.path.abspath(checkpoint)).parent / BASELINES / history
+
+
+def check_places(
+    checkpoint: str | os.PathLike[str], remote: str | os.PathLike[str], baseline: str | os.PathLike[str] | None
+) -> None:
+    """Raise UsageError if what is published, where it goes and what is kept of it do not lie apart, or if it goes where
+    a checkpoint lies."""
+    folder = folder_of(remote)
+    places = {"checkpoint": checkpoint, "baseline": baseline, "remote": folder}
+    check_apart({name: place for name, place in places.items() if place is not None})
+    if folder is not None and any(path.is_file() for path in Path(folder).glob(f"*{SHARD_SUFFIX}")):
+        hint = "dcr push CHECKPOINT REMOTE; dcr diff compares two checkpoints"
+        raise UsageError(str(folder), "holds a checkpoint, and is no remote", hint=hint)
 
 
 class Baseline:
