@@ -699,6 +699,21 @@ def test_a_damaged_baseline_is_mended_as_the_hint_says(steps: list[Path], remote
     assert push(steps[1], remote).version == 2
 
 
+def test_two_begin_at_the_same_time(steps: list[Path], remote: Path, tmp_path: Path) -> None:
+    class Overtakes(Wrapped):
+        def called(self, name: str, key: str) -> None:
+            if (name, key) == ("create", "commits/0000000001.json") and not others:
+                others.append(1)
+                push(steps[1], remote, baseline=tmp_path / "other")
+
+    others: list[int] = []
+    with wrapping(Overtakes), pytest.raises(ConflictError, match="version 1 was taken") as caught:
+        push(steps[0], remote)
+    assert caught.value.hint == "run the same command again: it will publish the version after it"
+    assert push(steps[0], remote).version == 2
+    assert build_all(remote, tmp_path / "scratch") == [tree(steps[1]), tree(steps[0])]
+
+
 # Anchors
 
 
