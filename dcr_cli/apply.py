@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dcr_cli.arguments import check_path, is_loop
+from dcr_cli.arguments import check_apart, check_path, is_loop
 from dcr_cli.checkpoint.digest import State
 from dcr_cli.checkpoint.in_progress import INSTALL, STATE_FOLDER, command_to_finish, is_incomplete
 from dcr_cli.checkpoint.names import listed
@@ -229,7 +229,7 @@ def _check_arguments(mode: str, jobs: int | None, *, is_apart: bool, keep_previo
 
 
 def _check_apart(delta: Path, checkpoint: Path, to: Path | None) -> None:
-    """A folder that is changed must hold nothing that is read, and the other way round; all have to be somewhere."""
+    """Raise unless all of them are somewhere, and none inside another."""
     given = {"delta": delta, "checkpoint": checkpoint} | ({"output": to} if to is not None else {})
     for name, path in given.items():
         check_path(path, name)
@@ -238,12 +238,6 @@ def _check_apart(delta: Path, checkpoint: Path, to: Path | None) -> None:
             if name == "output":
                 raise UsageError(str(path), facts, hint="choose another name for the output")
             raise LocalError(f"{name} {path}", facts, hint=IN_A_CIRCLE)
-    places = {name: Path(os.path.realpath(path)) for name, path in given.items()}
-    if to is not None and places["output"] == places["checkpoint"]:
+    if to is not None and os.path.realpath(to) == os.path.realpath(checkpoint):
         raise UsageError(str(to), "is the checkpoint itself", hint="leave out --to to change it where it is")
-    for name, place in places.items():
-        for other, around in places.items():
-            if name != other and (place == around or around in place.parents):
-                raise UsageError(
-                    str(place), f"the {name} cannot lie inside the {other} {around}", hint=f"have the {name} elsewhere"
-                )
+    check_apart(given)

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from dcr_cli.advance import advance
-from dcr_cli.arguments import check_path
+from dcr_cli.arguments import check_apart, check_path
 from dcr_cli.errors import ConflictError, DcrError, HookError, NotFoundError, TransportError
 from dcr_cli.fetch.ahead import Ahead
 from dcr_cli.fetch.hook import DEFAULT_SECONDS
@@ -29,6 +29,7 @@ from dcr_cli.receiver.change import REPLACE
 from dcr_cli.receiver.gather import Effort, Progress
 from dcr_cli.remote.hint import GIVEN_UP, STREAMING, read_hint
 from dcr_cli.remote.version import Published
+from dcr_cli.store.location import folder_of
 from dcr_cli.store.opening import open_store
 from dcr_cli.store.store import Store
 from dcr_cli.work import threads
@@ -106,6 +107,7 @@ def follow(
         hook_seconds=hook_seconds,
     )
     check_path(checkpoint, "checkpoint")
+    check_apart({"checkpoint": checkpoint, "remote": folder_of(remote)})
     path = Path(checkpoint)
     finish(path, wish)
     with open_store(remote, storage_options, limit_bytes_per_second=limit_bytes_per_second) as store:

@@ -11,13 +11,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from dcr_cli.advance import advance, stage_next
-from dcr_cli.arguments import check_path
+from dcr_cli.arguments import check_apart, check_path
 from dcr_cli.fetch.hook import DEFAULT_SECONDS
 from dcr_cli.fetch.pull_result import PullResult
 from dcr_cli.fetch.wish import Wish, make_wish
 from dcr_cli.finishing import finish
 from dcr_cli.receiver.change import REPLACE
 from dcr_cli.receiver.gather import Effort, Progress
+from dcr_cli.store.location import folder_of
 from dcr_cli.store.opening import open_store
 from dcr_cli.work import threads
 
@@ -68,6 +69,7 @@ def pull(
         dry_run=dry_run,
     )
     check_path(checkpoint, "checkpoint")
+    check_apart({"checkpoint": checkpoint, "remote": folder_of(remote)})
     path = Path(checkpoint)
     is_recovered = finish(path, wish)
     with open_store(remote, storage_options, limit_bytes_per_second=limit_bytes_per_second) as store:

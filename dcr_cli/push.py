@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dcr_cli.apply import Way, apply_chain
-from dcr_cli.arguments import check_path
+from dcr_cli.arguments import check_apart, check_path
 from dcr_cli.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from dcr_cli.checkpoint.digest import State, object_digest
 from dcr_cli.checkpoint.patterns import check_recorded_patterns
@@ -39,6 +39,7 @@ from dcr_cli.remote.keys import APPLIED, HISTORY_KEY, Place, new_id
 from dcr_cli.remote.log import Log
 from dcr_cli.remote.signing import load_signing_key
 from dcr_cli.remote.version import ANCHOR, DELTA, AnchorParts, Published
+from dcr_cli.store.location import folder_of
 from dcr_cli.store.opening import open_store
 from dcr_cli.store.store import Store
 from dcr_cli.work import threads
@@ -137,6 +138,7 @@ def push(
     """
     check_recorded_patterns(skip)
     check_path(checkpoint, "checkpoint")
+    check_apart({"checkpoint": checkpoint, "remote": folder_of(remote), "baseline": baseline})
     options = PushOptions(
         base=Path(base) if base is not None else None,
         baseline=Path(baseline) if baseline is not None else None,

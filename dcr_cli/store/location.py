@@ -62,6 +62,12 @@ def locate(url: str | os.PathLike[str]) -> Location:
     return _split(protocol, text)
 
 
+def folder_of(url: str | os.PathLike[str]) -> str | None:
+    """The local folder that a remote is; None if it is none."""
+    location = locate(url)
+    return location.path if location.protocol == "file" else None
+
+
 def _folder(path: str, shown: str) -> Location:
     if "\0" in path:
         raise UsageError("remote", "its path has a zero byte")
