@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from dcr_cli.arguments import check_apart
 from dcr_cli.checkpoint.checkpoint import open_checkpoint
 from dcr_cli.checkpoint.digest import State
 from dcr_cli.checkpoint.patterns import check_recorded_patterns
@@ -18,6 +19,7 @@ from dcr_cli.remote.keys import anchor_file_key
 from dcr_cli.remote.log import Log
 from dcr_cli.remote.signing import SigningKey, Trust, load_signing_key
 from dcr_cli.remote.version import AnchorParts, Published
+from dcr_cli.store.location import folder_of
 from dcr_cli.store.opening import open_store
 from dcr_cli.store.store import Store
 from dcr_cli.work import threads
@@ -59,6 +61,7 @@ def anchor(
     TransportError.
     """
     check_recorded_patterns(skip)
+    check_apart({"checkpoint": checkpoint, "remote": folder_of(remote)})
     key = load_signing_key(sign_key) if sign_key is not None else None
     source = open_checkpoint(checkpoint, skip=skip)
     with open_store(remote, storage_options, limit_bytes_per_second=limit_bytes_per_second) as store:

@@ -13,14 +13,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dcr_cli.arguments import check_apart, check_path, is_loop
-from dcr_cli.checkpoint.folder import Identity, identity_of
+from dcr_cli.checkpoint.digest import State
 from dcr_cli.checkpoint.in_progress import INSTALL, STATE_FOLDER, command_to_finish, is_incomplete
 from dcr_cli.checkpoint.names import listed
 from dcr_cli.checkpoint.patterns import check_patterns
 from dcr_cli.delta.chain import ChainPayloads, check_chain, compose, split
 from dcr_cli.delta.delta import Delta, open_delta
 from dcr_cli.delta.payload import PayloadReader
-from dcr_cli.durable import Folder
+from dcr_cli.durable import Folder, open_folder
 from dcr_cli.errors import IN_A_CIRCLE, IncompleteError, LocalError, UsageError
 from dcr_cli.receiver.apply_result import ApplyResult, joined
 from dcr_cli.receiver.beside import ASIDE, apply_aside, apply_to
@@ -28,7 +28,7 @@ from dcr_cli.receiver.change import IN_PLACE, REPLACE
 from dcr_cli.receiver.here import change, finish
 from dcr_cli.receiver.job import Progress, Target
 from dcr_cli.receiver.receiver import Marker, Receiver
-from dcr_cli.receiver.record import STATE_NAME
+from dcr_cli.receiver.record import read_recorded_state
 from dcr_cli.receiver.rehearsal import find_there, rehearse_aside, rehearse_change, rehearse_to
 from dcr_cli.receiver.start import TargetOf, find_start
 from dcr_cli.receiver.survey import open_root
@@ -36,7 +36,7 @@ from dcr_cli.work import threads
 
 __all__ = ["MODES", "ApplyResult", "apply"]
 
-Stamp = tuple[str, Identity | None]
+Stamp = tuple[str, State | None]
 MODES = (REPLACE, IN_PLACE, ASIDE)
 
 
@@ -197,17 +197,18 @@ def _begun(root: Folder, deltas: Sequence[Delta], marker: Marker) -> tuple[Seque
 
 def stamp_of(checkpoint: str | Path) -> Stamp:
     """What `left_by_stop` needs to know of a checkpoint as it was."""
-    home = os.path.join(os.path.realpath(checkpoint), STATE_FOLDER)
+    path = os.path.join(os.path.realpath(checkpoint), STATE_FOLDER)
     try:
-        return home, identity_of(os.stat(os.path.join(home, STATE_NAME)))
-    except OSError:
-        return home, None
+        with open_folder(path) as home:
+            return path, read_recorded_state(home)
+    except LocalError:
+        return path, None
 
 
 def left_by_stop(checkpoint: str | Path, before: Stamp) -> str:
     """Say how an apply to `checkpoint` that was stopped has left it: as it was, incomplete, or done all the same.
 
-    A record is written when all else is, and before the mark of a change goes.
+    The record of another state is written when all else is, and before the mark of a change goes.
     """
     try:
         if is_incomplete(checkpoint):
@@ -228,7 +229,7 @@ def _check_arguments(mode: str, jobs: int | None, *, is_apart: bool, keep_previo
 
 
 def _check_apart(delta: Path, checkpoint: Path, to: Path | None) -> None:
-    """A folder that is changed must hold nothing that is read, and the other way round; all have to be somewhere."""
+    """Raise unless all of them are somewhere, and none inside another."""
     given = {"delta": delta, "checkpoint": checkpoint} | ({"output": to} if to is not None else {})
     for name, path in given.items():
         check_path(path, name)
@@ -238,7 +239,5 @@ def _check_apart(delta: Path, checkpoint: Path, to: Path | None) -> None:
                 raise UsageError(str(path), facts, hint="choose another name for the output")
             raise LocalError(f"{name} {path}", facts, hint=IN_A_CIRCLE)
     if to is not None and os.path.realpath(to) == os.path.realpath(checkpoint):
-        raise UsageError(
-            str(Path(os.path.realpath(to))), "is the checkpoint itself", hint="leave out --to to change it where it is"
-        )
+        raise UsageError(str(to), "is the checkpoint itself", hint="leave out --to to change it where it is")
     check_apart(given)

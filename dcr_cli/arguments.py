@@ -20,6 +20,20 @@ def check_path(path: str | os.PathLike[str], name: str) -> None:
         raise UsageError(name, f"has a character that no path has: {os.fspath(path)!a}")
 
 
+def check_apart(places: Mapping[str, str | os.PathLike[str] | None]) -> None:
+    """Raise UsageError unless each of these folders, by what it is, lies outside of all others, wherever links lead.
+
+    A folder that is changed must hold nothing that is read, and the other way round.
+    """
+    real = {name: Path(os.path.realpath(path)) for name, path in places.items() if path is not None}
+    for name, place in real.items():
+        for other, around in real.items():
+            if name != other and (place == around or around in place.parents):
+                raise UsageError(
+                    str(place), f"the {name} cannot lie inside the {other} {around}", hint=f"have the {name} elsewhere"
+                )
+
+
 def is_loop(path: str | os.PathLike[str]) -> bool:
     """Whether links lead in a circle, or are more than the system follows."""
     try:
@@ -27,16 +41,3 @@ def is_loop(path: str | os.PathLike[str]) -> bool:
     except OSError as error:
         return error.errno == errno.ELOOP
     return False
-
-
-def check_apart(places: Mapping[str, str | os.PathLike[str]]) -> None:
-    """Raise UsageError if one of these places, by name, is another one of them or lies inside it, links followed.
-
-    What is changed must hold nothing that is read, and the other way round.
-    """
-    real = {name: Path(os.path.realpath(place)) for name, place in places.items()}
-    for name, place in real.items():
-        for other, around in real.items():
-            if name != other and (place == around or around in place.parents):
-                facts = f"the {name} cannot lie inside the {other} {around}"
-                raise UsageError(str(place), facts, hint=f"have the {name} elsewhere")

@@ -32,7 +32,7 @@ from dcr_cli.receiver.change import IN_PLACE
 from dcr_cli.receiver.gather import Effort
 from dcr_cli.receiver.record import read_record
 from dcr_cli.remote.history import require_history
-from dcr_cli.remote.keys import Place
+from dcr_cli.remote.keys import HISTORY_KEY, Place
 from dcr_cli.remote.log import Log
 from dcr_cli.remote.signing import load_signing_key
 from dcr_cli.remote.version import Published
@@ -82,6 +82,7 @@ class Publisher:
         self._key = load_signing_key(sign_key) if sign_key is not None else None
         self._place, self._memory = _baseline_of(baseline, home)
         self._version: _Version | None = None
+        self._is_proven = False
         self._store = open_store(
             remote, storage_options, is_single_writer=single_writer, limit_bytes_per_second=limit_bytes_per_second
         )
@@ -178,6 +179,9 @@ class Publisher:
 
     def _open(self, stack: ExitStack) -> _Version:
         history = require_history(self._store)
+        if not self._is_proven:
+            self._store.prove_exclusive(HISTORY_KEY)
+            self._is_proven = True
         allowed = allowed_in(history, self._encoding)
         log = Log(self._store, history.id)
         baseline = stack.enter_context(Baseline(self._place))

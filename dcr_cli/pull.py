@@ -69,9 +69,7 @@ def pull(
         dry_run=dry_run,
     )
     check_path(checkpoint, "checkpoint")
-    folder = folder_of(remote)
-    if folder is not None:
-        check_apart({"checkpoint": checkpoint, "remote": folder})
+    check_apart({"checkpoint": checkpoint, "remote": folder_of(remote)})
     path = Path(checkpoint)
     is_recovered = finish(path, wish)
     with open_store(remote, storage_options, limit_bytes_per_second=limit_bytes_per_second) as store:

@@ -192,10 +192,10 @@ class _Push:
                 return self._first_without_doing()
             history = self._begin_history()
         self._check_encodings(history)
+        if not self._options.dry_run:
+            self._store.prove_exclusive(HISTORY_KEY)
         path = self._options.baseline or default_baseline(self._source.root, history.id)
         with Baseline(path) as baseline:
-            if baseline.position() is None:
-                self._store.prove_exclusive(HISTORY_KEY)
             return self._publish(history, Log(self._store, history.id), baseline)
 
     # Beginning

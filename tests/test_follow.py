@@ -103,7 +103,7 @@ def nothing() -> None:
 
 
 def test_each_version_comes_when_it_is_there(scene: Scene) -> None:
-    """B31: whoever published it, and whatever was asked for before."""
+    """Whoever published it, and whatever was asked for before."""
     found = scene.play([nothing, scene.publish, scene.publish, nothing])
     assert [arrival.result.version for arrival in found] == [1, 2, 3]
     assert [arrival.result.from_version for arrival in found] == [None, 1, 2]

@@ -160,7 +160,7 @@ class TestGoing:
 
     @pytest.mark.parametrize("mode", ["replace", "in-place", "aside"])
     def test_tensors_that_come_go_and_change_their_names(self, tmp_path: Path, mode: str) -> None:
-        """B30, and chains that do not go in one pass."""
+        """Other shards, and chains that do not go in one pass."""
         remote = History(tmp_path)
         first, second = rich_tensors()
         third = {f"new.{name}": tensor for name, tensor in second.items()}
@@ -215,7 +215,7 @@ class TestWhatIsNotThere:
             pull(five.url, tmp_path / "r", version=6)
 
     def test_a_fault_is_no_absence(self, five: History, tmp_path: Path) -> None:
-        """B32: a receiver whose request fails never hears that there is nothing new."""
+        """A receiver whose request fails never hears that there is nothing new."""
         root = at(five, 4, tmp_path / "r")
         for number in range(2):
             backend = FailsCall(MemoryBackend(five.name), number, TransientError("did not answer"))
@@ -225,7 +225,7 @@ class TestWhatIsNotThere:
         assert tree(root) == tree(five.version(4))
 
     def test_rights_to_get_alone_are_enough(self, five: History, tmp_path: Path) -> None:
-        """B36: where missing keys are denied, and nothing may be listed."""
+        """Where missing keys are denied, and nothing may be listed."""
         root = at(five, 2, tmp_path / "r")
         with wrapping(lambda backend: Allows(backend, get=["*"], stat=[])):
             assert pull(five.url, root).version == 5
@@ -242,7 +242,7 @@ class TestWhatIsNotThere:
 
 
 class TestGaps:
-    """B05: deltas that were pruned."""
+    """Deltas that were pruned."""
 
     def test_no_way_is_known_before_any_payload_is_fetched(self, tmp_path: Path) -> None:
         remote = history(tmp_path / "remote", 5)
@@ -266,7 +266,7 @@ class TestGaps:
             pull(remote.url, tmp_path / "other", version=2)
 
     def test_a_payload_that_goes_while_it_is_read(self, tmp_path: Path) -> None:
-        """B13: the receiver is as it was, or comes another way."""
+        """The receiver is as it was, or comes another way."""
         remote = history(tmp_path / "remote", 3)
         root = at(remote, 2, tmp_path / "r")
         with remote.open() as store:
@@ -426,7 +426,7 @@ class TestAdoption:
 
     @pytest.mark.parametrize("torn", [b"", b'{"format": 1, "history": "', b"[]\n", b'{"format": 99}\n'])
     def test_a_torn_note_says_nothing(self, five: History, tmp_path: Path, torn: bytes) -> None:
-        """B55: never that the receiver is at no version."""
+        """Never that the receiver is at no version."""
         root = at(five, 4, tmp_path / "r")
         (root / ".dcr" / POSITION_NAME).write_bytes(torn)
         with recorded_calls() as calls:
@@ -436,7 +436,7 @@ class TestAdoption:
         assert tree(root) == tree(five.version(5))
 
     def test_a_byte_that_changed_is_seen_without_news_too(self, five: History, tmp_path: Path) -> None:
-        """B60: whatever its size and time say."""
+        """Whatever its size and time say."""
         root = at(five, 5, tmp_path / "r")
         shard = next(root.glob("*.safetensors"))
         status, data = shard.stat(), bytearray(shard.read_bytes())
@@ -462,7 +462,7 @@ class TestDamage:
 
     @pytest.mark.parametrize("what", ["payloads/*", "manifest.zst", "digests.zst"])
     def test_a_byte_that_is_flipped_on_the_way(self, five: History, tmp_path: Path, what: str) -> None:
-        """B03, B41: tried once more, then refused; what is told is what is there."""
+        """Tried once more, then refused; what is told is what is there."""
         root = at(five, 4, tmp_path / "r")
         calls: list[str] = []
 
@@ -486,7 +486,7 @@ class TestDamage:
 
     @pytest.mark.parametrize("cut", [4, 1000, 1 << 30])
     def test_payloads_of_another_size(self, tmp_path: Path, cut: int) -> None:
-        """B48."""
+        """Cut, or with bytes behind it."""
         remote = history(tmp_path / "remote", 2)
         root = at(remote, 1, tmp_path / "r")
         key = f"versions/{remote.commit(2).version.place}/payloads/000000.safetensors"
@@ -502,7 +502,7 @@ class TestDamage:
         assert pull(remote.url, root).version == 2
 
     def test_a_web_page_in_place_of_a_manifest(self, tmp_path: Path) -> None:
-        """B40."""
+        """Of the size that is expected."""
         remote = history(tmp_path / "remote", 2)
         root = at(remote, 1, tmp_path / "r")
         commit = remote.commit(2).version
@@ -514,7 +514,7 @@ class TestDamage:
         assert tree(root) == tree(remote.version(1))
 
     def test_a_file_that_lies_where_a_payload_is_put(self, five: History, tmp_path: Path) -> None:
-        """B41: right in size, all zeros."""
+        """Right in size, all zeros."""
         root = at(five, 4, tmp_path / "r")
         place = five.commit(5).version.place
         with five.open() as store:
@@ -539,7 +539,7 @@ class TestStops:
 
     @pytest.mark.parametrize("mode", ["replace", "in-place"])
     def test_at_steps_of_the_disk_from_the_first_to_the_last(self, three: History, tmp_path: Path, mode: str) -> None:
-        """B01, B58: finished without the remote once it is marked, and stopped a second time meanwhile."""
+        """Finished without the remote once it is marked, and stopped a second time meanwhile."""
         start = at(three, 1, tmp_path / "start")
         seen = set()
         number, is_done = 0 if mode == "replace" else 2, False
@@ -634,7 +634,7 @@ class TestStops:
 
 class TestAtOnce:
     def test_a_second_pull_is_refused_and_told_by_whom(self, five: History, tmp_path: Path) -> None:
-        """B53."""
+        """It need not wait, and names the process."""
         root = at(five, 4, tmp_path / "r")
         with spool_of(root), pytest.raises(ConflictError, match=rf"process {os.getpid()} on"):
             pull(five.url, root)

@@ -801,3 +801,11 @@ def test_what_is_written_lies_apart_from_what_is_read(steps: list[Path], remote:
             push(checkpoint, where, baseline=baseline)
     link.unlink()
     assert tree(tmp_path) == before
+
+
+def test_a_receiver_is_no_baseline(steps: list[Path], remote: Path, tmp_path: Path) -> None:
+    push(steps[0], remote)
+    pull(remote, tmp_path / "receiver")
+    with pytest.raises(ConflictError, match="no baseline"):
+        push(steps[1], remote, baseline=tmp_path / "receiver", no_delta=True)
+    assert tree(tmp_path / "receiver") == tree(steps[0])

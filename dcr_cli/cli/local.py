@@ -208,8 +208,10 @@ def show(
     """Check a delta and say what it holds: its states, sizes, encodings, and the tensors that changed most."""
     from dcr_cli.report import people, remotes
     from dcr_cli.show import ShowResult, show as run
+    from dcr_cli.store.location import is_url
 
-    path_of(delta, "DELTA")
+    if not is_url(delta):
+        path_of(delta, "DELTA")
     with session.progress() as progress:
         result = run(
             delta,

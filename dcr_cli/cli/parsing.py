@@ -15,6 +15,9 @@ from dcr_cli.cli.options import Help, Version, commands, with_common_options
 from dcr_cli.cli.session import Session
 from dcr_cli.errors import DcrError, UsageError
 
+# An address, and all of a message that follows it: what is secret in it ends nowhere for sure.
+_ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://).*", re.DOTALL)
+
 
 def parse(given: list[str], session: Session) -> Callable[[], int] | None:
     """Return the work of the command that is asked for; None if there is only `session.text` to print."""
@@ -23,8 +26,11 @@ def parse(given: list[str], session: Session) -> Callable[[], int] | None:
         # would end a closed pipe and an interrupt in ways of its own).
         work = _parser(given).main(given, prog_name="dcr", standalone_mode=False, obj=session)
     except typer.TyperException as error:
-        raise _usage_error(error, session.command, given) from error
-    return work if callable(work) else None
+        refused = error
+    else:
+        return work if callable(work) else None
+    # Outside the handler: typer's own error repeats what was given, and that may be a secret.
+    raise _usage_error(refused, session.command, given)
 
 
 def before_dashes(given: list[str]) -> list[str]:
@@ -33,8 +39,9 @@ def before_dashes(given: list[str]) -> list[str]:
 
 
 def command_in(given: list[str]) -> str | None:
-    """What stands where a command is expected."""
-    return next((word for word in before_dashes(given) if not word.startswith("-")), None)
+    """What stands where a command is expected; None for an address, which may hold a password."""
+    found = next((word for word in before_dashes(given) if not word.startswith("-")), None)
+    return found if found is None or not _ADDRESS.match(found) else None
 
 
 def _parser(given: list[str]) -> Any:
@@ -53,11 +60,13 @@ def _usage_error(error: typer.TyperException, command: str | None, given: list[s
         .rstrip(".")
         .replace("Value error, ", "")
     )
-    message = message[:1].lower() + message[1:]
+    message = _ADDRESS.sub(r"\1...", message[:1].lower() + message[1:])
     words = before_dashes(given)
     named = next((word for word in words if word in commands), None)
     if named is not None and words[0].startswith("-"):
-        return UsageError("arguments", message, hint=f"options come after the command: dcr {named} ... {words[0]}")
+        # What is behind the sign may be a secret.
+        option, sign, _ = words[0].partition("=")
+        return UsageError("arguments", message, hint=f"options come after the command: dcr {named} ... {option}{sign}")
     meant = _nearest(error, command)
     perhaps = f"perhaps {meant} is meant; " if meant is not None else ""
     if command in commands:

@@ -29,7 +29,7 @@ from dcr_cli.receiver.sidecars import identities_now
 from dcr_cli.store.location import folder_of
 
 BASELINES = ".dcr-baseline"
-_LOCK = "push-lock"
+_LOCK, _MARK = "push-lock", "baseline"
 # Says that what lies there is at no version yet; and, until it says whole, that it is not all of a checkpoint.
 _FILLING = "filling"
 _WHOLE = b"whole\n"
@@ -47,8 +47,7 @@ def check_places(
     """Raise UsageError if what is published, where it goes and what is kept of it do not lie apart, or if it goes where
     a checkpoint lies."""
     folder = folder_of(remote)
-    places = {"checkpoint": checkpoint, "baseline": baseline, "remote": folder}
-    check_apart({name: place for name, place in places.items() if place is not None})
+    check_apart({"checkpoint": checkpoint, "baseline": baseline, "remote": folder})
     if folder is not None and any(path.is_file() for path in Path(folder).glob(f"*{SHARD_SUFFIX}")):
         hint = "dcr push CHECKPOINT REMOTE; dcr diff compares two checkpoints"
         raise UsageError(str(folder), "holds a checkpoint, and is no remote", hint=hint)
@@ -64,9 +63,9 @@ class Baseline:
         self._stack = ExitStack()
         try:
             self.root = self._stack.enter_context(_make(path))
-            names = [name for name in self.root.names() if name != STATE_FOLDER]
-            if names and self.root.status(STATE_FOLDER) is None:
-                facts = f"is no baseline: it holds {names[0]} and no {STATE_FOLDER}"
+            others = [name for name in self.root.names() if name != STATE_FOLDER]
+            if others and self.root.status(f"{STATE_FOLDER}/{_MARK}") is None:
+                facts = f"is no baseline: it holds {others[0]}, which no push has put there"
                 raise ConflictError(str(path), facts, hint="give --baseline DIR, an empty folder")
             locked = lock_folder(self.root, STATE_FOLDER, _LOCK, PRIVATE_FOLDER_MODE)
             self._stack.enter_context(locked.folder)
@@ -75,6 +74,9 @@ class Baseline:
             self._stack.close()
             raise
         self.home = locked.folder
+        if self.home.status(_MARK) is None:
+            # What a push empties and fills is nobody else's checkpoint.
+            self.home.replace_file(_MARK, b"")
 
     def __enter__(self) -> Self:
         return self

@@ -145,6 +145,16 @@ def read_record(home: Folder) -> Record | None:
         return None
 
 
+def read_recorded_state(home: Folder) -> State | None:
+    """Read only which state the record in a receiver's state folder tells of; None as for `read_record`."""
+    try:
+        text = home.read(STATE_NAME, _STATE_LIMIT)
+        document: Any = strict_json(text, STATE_NAME) if text is not None else {}
+        return State(parse_blake3(document["content"], STATE_NAME), parse_blake3(document["files"], STATE_NAME))
+    except (DcrError, ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
 def record_folder(root: Folder) -> Folder | None:
     """Open the state folder of the checkpoint in `root` to read; None if it has none."""
     return root.open_folder(STATE_FOLDER) if root.status(STATE_FOLDER) is not None else None
