@@ -9,7 +9,6 @@ import os
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -23,7 +22,7 @@ from dcr_cli.fetch.position import position_at
 from dcr_cli.publisher.baseline import Baseline
 from dcr_cli.publisher.bases import Base, FolderBase
 from dcr_cli.publisher.catching_up import catch_up, knows_its_version
-from dcr_cli.publisher.committing import Author, Outcome
+from dcr_cli.publisher.committing import Author, Outcome, moment
 from dcr_cli.publisher.making import Made, Making
 from dcr_cli.publisher.memory import Memory
 from dcr_cli.publisher.outgoing import Outgoing, drop_outgoing, outgoing_path
@@ -182,7 +181,7 @@ class Publisher:
         allowed = allowed_in(history, self._encoding)
         log = Log(self._store, history.id)
         baseline = stack.enter_context(Baseline(self._place))
-        author = Author(self._label, datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), self._key)
+        author = Author(self._label, moment(), self._key)
         publication = Publication(self._store, log, baseline.home, author)
         position = baseline.position() if self._memory is None else self._memory.position()
         what = f"the baseline {baseline.path}" if self._memory is None else self._memory.what

@@ -9,7 +9,6 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 from dcr_cli.apply import Way, apply_chain
@@ -28,7 +27,7 @@ from dcr_cli.fetch.position import position_at
 from dcr_cli.publisher.anchors import AnchorPlan, PublishedAnchor, publish_anchor
 from dcr_cli.publisher.baseline import Baseline, default_baseline
 from dcr_cli.publisher.catching_up import catch_up, knows_its_version
-from dcr_cli.publisher.committing import Author, Outcome
+from dcr_cli.publisher.committing import Author, Outcome, moment
 from dcr_cli.publisher.outgoing import Outgoing, begin_anchor, drop_outgoing, outgoing_path
 from dcr_cli.publisher.publication import Publication
 from dcr_cli.publisher.quorum import Quorum, wait_for
@@ -151,7 +150,7 @@ def push(
     )
     _check_options(options)
     key = load_signing_key(sign_key) if sign_key is not None else None
-    created = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    created = moment()
     _check_ready(Path(checkpoint), ready)
     source = open_checkpoint(checkpoint, skip=skip)
     _check_settled(source, settle_seconds, time.time())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from enum import Enum
 
 from dcr_cli.delta.commit import Commit
@@ -16,11 +17,16 @@ from dcr_cli.store.store import Store
 
 @dataclass(frozen=True, slots=True)
 class Author:
-    """Who publishes and when, for people, and the key that signs, if one does."""
+    """Who publishes, and since when this run does, for people, and the key that signs, if one does."""
 
     publisher: str
     created: str
     key: SigningKey | None = None
+
+
+def moment() -> str:
+    """What time it is, as documents tell it to people."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 class Outcome(Enum):
@@ -33,16 +39,18 @@ class Outcome(Enum):
 def make_commit(
     history: str, place: Place, head: Published | None, parts: Commit | AnchorParts, *, anchor: int, author: Author
 ) -> bytes:
-    """Encode the commit of a version that follows `head`, signed if there is a key."""
+    """Encode the commit of a version that follows `head`, made now, signed if there is a key."""
+    # What was sent before it may have taken long.
+    created = moment()
     if isinstance(parts, Commit):
-        parts = replace(parts, created=author.created, publisher=author.publisher)
+        parts = replace(parts, created=created, publisher=author.publisher)
     version = Version(
         history=history,
         place=place,
         previous=head.blake3 if head is not None else None,
         anchor=anchor,
         parts=parts,
-        created=author.created,
+        created=created,
         publisher=author.publisher,
     )
     line = encode_version(version)
@@ -66,6 +74,9 @@ def create_commit(store: Store, log: Log, data: bytes, number: int) -> tuple[Out
     if store.put_if_absent(commit_key(number), data):
         return Outcome.WON, ours
     theirs = log.require(number)
+    if theirs.version.place == ours.version.place:
+        # An earlier try, whose answer was lost, has made it, at another moment.
+        return Outcome.WON, theirs
     if theirs.version.target == ours.version.target:
         return Outcome.SAME, theirs
     facts = f"version {number} was taken by {theirs.version.place.id}"
