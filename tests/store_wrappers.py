@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import io
 import os
+import random
 import subprocess
 import sys
 import threading
@@ -31,11 +32,14 @@ from contextlib import contextmanager
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import IO
 from unittest import mock
 
 from dcr_cli.store import opening
 from dcr_cli.store.backend import Answer, Backend, DeniedError, Entry, FaultError, Readable, Status, TransientError
 from faults import StoppedError
+
+_DCR = "import sys\nfrom dcr_cli.__main__ import main\nsys.exit(main())"
 
 
 class Wrapped:
@@ -173,6 +177,19 @@ class FailsCalls(Wrapped):
         self.counts[name] = self.counts.get(name, 0) + 1
         if self.counts[name] <= self.count:
             raise TransientError("answers with status 503", after_seconds=self.after_seconds)
+
+
+class FailsByChance(Wrapped):
+    """One call of so many comes to nothing."""
+
+    def __init__(self, backend: Backend, among: int, seed: int = 0) -> None:
+        super().__init__(backend)
+        self.among = among
+        self.dice = random.Random(seed)
+
+    def called(self, name: str, key: str) -> None:
+        if not self.dice.randrange(self.among):
+            raise TransientError("answers with status 503")
 
 
 class _Counts(Wrapped):
@@ -378,19 +395,25 @@ def wrapping(wrap: Callable[[Backend], Backend]) -> Iterator[None]:
 
 def run_dcr(wrapper: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
     """Run `dcr` with a wrapper, such as "FailsCall(BACKEND, 3)", around every backend."""
-    program = "import sys\nfrom dcr_cli.__main__ import main\nsys.exit(main())"
-    return run_python(wrapper, program, *arguments)
+    return run_python(wrapper, _DCR, *arguments)
 
 
 def run_python(wrapper: str, program: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
     """Run a program, which may open stores, with a wrapper around every backend; `arguments` are its sys.argv[1:]."""
+    command, environment = _program(wrapper, program, arguments)
+    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+
+
+def start_dcr(wrapper: str, *arguments: str | Path, stdout: IO[bytes], stderr: IO[bytes]) -> subprocess.Popen[bytes]:
+    """As `run_dcr`, but without waiting for its end."""
+    command, environment = _program(wrapper, _DCR, arguments)
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, env=environment)
+
+
+def _program(wrapper: str, program: str, arguments: Sequence[str | Path]) -> tuple[list[str], dict[str, str]]:
+    """A command, and its environment, that runs a program with a wrapper around every backend."""
     prologue = f"from store_wrappers import *\nwith wrapping(lambda BACKEND: {wrapper}):\n"
     indented = "".join(f"    {line}\n" for line in program.splitlines())
     path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return subprocess.run(
-        [sys.executable, "-c", prologue + indented, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": path},
-        check=False,
-    )
+    command = [sys.executable, "-c", prologue + indented, *map(str, arguments)]
+    return command, {**os.environ, "PYTHONPATH": path}

@@ -26,13 +26,16 @@ from dcr_cli.errors import (
     UsageError,
     WrongBaseError,
 )
+from dcr_cli.publisher.committing import Author, Outcome, create_commit
 from dcr_cli.pull import pull
 from dcr_cli.push import PushResult, push
 from dcr_cli.remote.acknowledgement import Acknowledgement, encode_acknowledgement
 from dcr_cli.remote.hint import decode_hint
 from dcr_cli.remote.keys import APPLIED, STAGED, Place, acknowledgement_key
+from dcr_cli.remote.log import Log
 from dcr_cli.remote.signing import load_signing_key
 from dcr_cli.store.backend import Backend, PermanentError, TransientError
+from dcr_cli.store.opening import open_store
 from faults import StoppedError
 from published import anchor_folder, build_all, commits, version_folder
 from receivers import fresh_copy, tree
@@ -93,6 +96,26 @@ def test_a_delta_takes_what_changed(steps: list[Path], remote: Path) -> None:
     assert result.delta_bytes == taken + (remote / "commits/0000000002.json").stat().st_size
     assert result.uploaded_bytes == result.delta_bytes < result.dense_bytes
     assert result.changed_elements == 5
+
+
+def test_a_commit_says_when_it_was_made(steps: list[Path], remote: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not when its push began: followers tell by it how late they are."""
+    push(steps[0], remote)
+    times = iter(f"2031-02-03T04:05:0{second}.000Z" for second in range(10))
+    monkeypatch.setattr(Author, "now", lambda self: next(times))
+    push(steps[1], remote)
+    hint = decode_hint((remote / "next.json").read_bytes())
+    assert hint is not None and hint.created < commits(remote)[1]["created"]
+
+
+def test_a_commit_that_an_earlier_try_has_made(steps: list[Path], remote: Path) -> None:
+    push(steps[0], remote)
+    data = (remote / "commits/0000000001.json").read_bytes()
+    created = commits(remote)[0]["created"].encode()
+    with open_store(remote) as store:
+        log = Log(store, commits(remote)[0]["history"])
+        again = create_commit(store, log, data.replace(created, b"2031-02-03T04:05:06Z"), 1)
+    assert again[0] is Outcome.WON and again[1].data == data
 
 
 def test_payloads_say_whose_they_are(steps: list[Path], remote: Path) -> None:

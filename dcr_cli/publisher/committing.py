@@ -73,6 +73,9 @@ def create_commit(store: Store, log: Log, data: bytes, number: int) -> tuple[Out
     if store.put_if_absent(commit_key(number), data):
         return Outcome.WON, ours
     theirs = log.require(number)
+    if theirs.version.place == ours.version.place:
+        # An earlier try, whose answer was lost, has made it, at another moment.
+        return Outcome.WON, theirs
     if theirs.version.target == ours.version.target:
         return Outcome.SAME, theirs
     facts = f"version {number} was taken by {theirs.version.place.id}"
