@@ -393,6 +393,36 @@ def wrapping(wrap: Callable[[Backend], Backend]) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def recording() -> Iterator[list[tuple[str, str]]]:
+    """Meanwhile all calls of all stores that are opened are kept, in one list."""
+    calls: list[tuple[str, str]] = []
+
+    def record(backend: Backend) -> Records:
+        wrapped = Records(backend)
+        wrapped.calls = calls
+        return wrapped
+
+    with wrapping(record):
+        yield calls
+
+
+@contextmanager
+def interrupting(number: int, what: Callable[[], object]) -> Iterator[None]:
+    """Meanwhile `what` happens once, before call `number`, from 0; its own calls do not count."""
+    left = number
+
+    class Interrupted(Wrapped):
+        def called(self, name: str, key: str) -> None:
+            nonlocal left
+            left -= 1
+            if left == -1:
+                what()
+
+    with wrapping(Interrupted):
+        yield
+
+
 def run_dcr(wrapper: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
     """Run `dcr` with a wrapper, such as "FailsCall(BACKEND, 3)", around every backend."""
     return run_python(wrapper, _DCR, *arguments)
