@@ -101,9 +101,11 @@ def note_sent(home: Folder, name: str) -> None:
 
 
 def note_prepared(home: Folder) -> None:
-    """Note, durably, that receivers may come to know what is being sent, before they do."""
-    note_sent(home, COMMIT_NAME)
-    home.sync(f"{OUTGOING}/{_SENT}")
+    """Note, durably, that receivers may come to know what is being sent, before they do; of what is not kept here
+    nothing is gone on with."""
+    if home.status(f"{OUTGOING}/{_SENT}") is not None:
+        note_sent(home, COMMIT_NAME)
+        home.sync(f"{OUTGOING}/{_SENT}")
 
 
 def was_prepared(home: Folder) -> bool:
