@@ -21,7 +21,7 @@ from dcr_cli.delta.chain import ChainPayloads, check_chain, compose, split
 from dcr_cli.delta.delta import Delta, open_delta
 from dcr_cli.delta.payload import PayloadReader
 from dcr_cli.durable import Folder, open_folder
-from dcr_cli.errors import IN_A_CIRCLE, IncompleteError, LocalError, UsageError
+from dcr_cli.errors import IN_A_CIRCLE, DamagedError, IncompleteError, LocalError, UsageError
 from dcr_cli.receiver.apply_result import ApplyResult, joined
 from dcr_cli.receiver.beside import ASIDE, apply_aside, apply_to
 from dcr_cli.receiver.change import IN_PLACE, REPLACE
@@ -201,7 +201,7 @@ def stamp_of(checkpoint: str | Path) -> Stamp:
     try:
         with open_folder(path) as home:
             return path, read_recorded_state(home)
-    except LocalError:
+    except (LocalError, DamagedError):
         return path, None
 
 

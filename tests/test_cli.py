@@ -231,8 +231,10 @@ def test_hints_fit_the_command(run: Run, tiny_pair: tuple[Path, Path], delta: Pa
 
 
 def test_a_remote_is_told_from_a_checkpoint(run: Run, tiny_pair: tuple[Path, Path], remote: Path) -> None:
-    for arguments in (["inspect", remote], ["push", remote, tiny_pair[0]], ["verify", remote]):
+    for arguments in (["inspect", remote], ["verify", remote]):
         assert is_failure(run(*arguments), 3, "is a remote, not a checkpoint", "dcr pull REMOTE CHECKPOINT")
+    swapped = run("push", remote, tiny_pair[0])
+    assert is_failure(swapped, 2, "holds a checkpoint, and is no remote", "dcr push CHECKPOINT REMOTE")
 
 
 def test_hints_for_damage(run: Run, tiny_pair: tuple[Path, Path], delta: Path) -> None:
