@@ -505,6 +505,25 @@ class TestStops:
             assert [path.name for path in place.iterdir() if not path.is_symlink()] == [link.resolve().name], number
             number += 9
 
+    def test_aside_leaves_nothing_where_it_does_not_go_on(self, three: History, tmp_path: Path) -> None:
+        """What was built for a version that the link was never turned to goes when it is turned to another one."""
+        # Only the last steps: before them what is built says that it is incomplete.
+        number, is_done, was_whole = 70, False, False
+        while not is_done:
+            place = tmp_path / str(number)
+            place.mkdir()
+            link = place / "r"
+            pull(three.url, link, version=1, mode="aside", jobs=1)
+            is_done = stopped_at(number, functools.partial(pull, three.url, link, version=2, mode="aside", jobs=1))
+            left = [path for path in place.iterdir() if not path.is_symlink() and path != link.resolve()]
+            was_whole |= bool(left) and tree(left[0]) == tree(three.version(2)) and not is_incomplete(left[0])
+            pull(three.url, link, mode="aside", jobs=1)
+            assert tree(link.resolve()) == tree(three.version(3)), number
+            pull(three.url, link, version=1, mode="aside", jobs=1)
+            assert [path.name for path in place.iterdir() if not path.is_symlink()] == [link.resolve().name], number
+            number += 1
+        assert was_whole
+
     @pytest.mark.parametrize("is_new", [True, False])
     def test_an_anchor_is_gone_on_with(self, three: History, tmp_path: Path, is_new: bool) -> None:
         """What had come is not fetched again; once it is marked, nothing more has to come."""

@@ -42,7 +42,17 @@ from dcr_cli.receiver.change import REPLACE
 from dcr_cli.receiver.fresh import Fresh, room_for_fresh
 from dcr_cli.receiver.here import change
 from dcr_cli.receiver.job import Job, Target
-from dcr_cli.receiver.link import Link, check_still, is_made_for, is_used_otherwise, read_link, turn
+from dcr_cli.receiver.link import (
+    CLAIM,
+    Link,
+    check_still,
+    claim_nothing,
+    is_made_for,
+    is_unturned,
+    is_used_otherwise,
+    read_link,
+    turn,
+)
 from dcr_cli.receiver.places import changed_paths, check_changeable, check_lengths
 from dcr_cli.receiver.plan import Plan
 from dcr_cli.receiver.receiver import LOCK, MARKER, Receiver, decode_marker
@@ -107,7 +117,8 @@ def apply_aside(path: Path, target: Target, skip: Sequence[str], *, keep_previou
     """
     with _locked_behind(path) as (old, link), open_folder(old.root.path.parent) as parent:
         kept, not_carried = remove_previous(old, parent, link)
-        remove_unfinished(parent, link)
+        names = link.names(target.chain.commits[-1])
+        remove_unfinished(parent, link, [name for name in names if not is_unfinished(parent, name)])
         found, job = look_at(old.root, target, skip, what=str(path))
         is_there = is_there_already(found, job)
         if not is_there:
@@ -205,6 +216,7 @@ class _Move:
             fresh = Fresh(receiver, self.old.root, job, plan, links=True)
             if _build(fresh, found, job, ASIDE):
                 raise _NothingToDoError
+            claim_nothing(receiver.home)
             fresh.end(unknown_files(self.old.root, {file.path for file in found.base.files}))
             self.parent.sync()
         return name, fresh.bytes_written
@@ -304,6 +316,9 @@ def _locked_behind(path: Path) -> Iterator[tuple[Receiver, Link]]:
             facts = f"{change_of(marker.remote)} to the folder behind it was stopped"
             raise IncompleteError(str(path), facts, hint=hint)
         receiver.clear()
+        if is_unturned(receiver.home, link):
+            # Somebody else has turned the link to it.
+            receiver.home.remove(CLAIM)
         yield receiver, link
 
 
@@ -331,14 +346,27 @@ def remove_previous(receiver: Receiver, parent: Folder, link: Link) -> tuple[str
 
 
 def remove_unfinished(parent: Folder, link: Link, but: Collection[str] = ()) -> None:
-    """Remove folders that runs for this link began and did not complete, if nobody is at them; `but` these stay."""
+    """Remove folders that runs for this link began and did not complete, or did not turn it to, if nobody is at them;
+    `but` these stay."""
     for name in parent.names():
-        if not name.startswith(link.prefix) or name in but or not is_unfinished(parent, name):
+        if not name.startswith(link.prefix) or name in but:
+            continue
+        if not (is_unfinished(parent, name) or _was_not_turned_to(parent, name, link)):
             continue
         with ExitStack() as stack, suppress(ConflictError):
             if parent.status(f"{name}/{STATE_FOLDER}") is not None:
                 stack.enter_context(lock(stack.enter_context(parent.open_folder(f"{name}/{STATE_FOLDER}")), LOCK))
             remove_folder(parent, name)
+
+
+def _was_not_turned_to(parent: Folder, name: str, link: Link) -> bool:
+    """Whether a folder was built for a link that was never turned to it, and nobody uses it by another name."""
+    path = str(parent.path / name)
+    try:
+        with parent.open_folder(f"{name}/{STATE_FOLDER}") as home:
+            return path != link.folder and is_unturned(home, link) and not is_used_otherwise(link, path)
+    except DcrError:
+        return False
 
 
 def remove_folder(parent: Folder, name: str) -> None:
