@@ -44,7 +44,7 @@ from dcr_cli.verify import verify
 from faults import StoppedError, stopped_at
 from pushed import History, history, states
 from receivers import fresh_copy, names_below, tree
-from store_wrappers import Allows, FailsCall, FlipsAByte, KillsAtCall, Records, Truncates, wrapping
+from store_wrappers import Allows, FailsCall, FlipsAByte, KillsAtCall, Records, Truncates, Wrapped, wrapping
 from strategies import tensor_of, write_checkpoint
 
 
@@ -721,3 +721,23 @@ def make_key(path: Path) -> Path:
     )
     Path(f"{path}.pub").write_text(key.public_key().public_bytes_raw().hex())
     return path
+
+
+def test_a_way_that_is_pruned_while_it_is_gone(tmp_path: Path) -> None:
+    """What is the newest meanwhile can be had, by its anchor."""
+    remote, (*_, newest) = history(tmp_path, 3), states(4)
+    root = at(remote, 1, tmp_path / "r")
+    is_pruned: list[bool] = []
+
+    class Prunes(Wrapped):
+        def called(self, name: str, key: str) -> None:
+            if name == "read" and key.startswith("versions/") and not is_pruned:
+                is_pruned.append(True)
+                remote.publish(newest)
+                remote.anchor(4)
+                for number in (2, 3, 4):
+                    remote.remove_delta(number)
+
+    with wrapping(Prunes):
+        result = pull(remote.url, root, jobs=1)
+    assert result.version == 4 and tree(root) == tree(remote.version(4))
