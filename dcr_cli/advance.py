@@ -16,7 +16,7 @@ from pathlib import Path
 from dcr_cli.apply import ApplyResult, Way as ApplyWay, apply_chain
 from dcr_cli.delta.chain import MOST_AT_ONCE, split
 from dcr_cli.delta.delta import open_delta
-from dcr_cli.errors import ConflictError, NotFoundError
+from dcr_cli.errors import ConflictError, NotFoundError, WrongBaseError
 from dcr_cli.fetch.adoption import Standing, find_standing
 from dcr_cli.fetch.anchors import AnchorFetcher, wanted_of
 from dcr_cli.fetch.download import Documents, RemovedError, fetch_versions
@@ -46,23 +46,29 @@ from dcr_cli.store.store import Store
 def advance(store: Store, path: Path, wish: Wish) -> PullResult:
     """Bring the checkpoint at `path` to what is wished for; what `finish` could finish has been finished."""
     before_bytes = store.traffic.received_bytes
-    situation = look(path)
-    if situation.is_marked and not wish.is_repair:
-        check_overtakable(path)
-    position = situation.position if not wish.is_repair else None
-    source = open_source(store, wish.trust, position.history if position is not None else None)
-    if wish.version is not None:
-        target = require_version(source, wish.version).version.number
-    else:
-        target = source.log.newest(position.version if position is not None else 0)
-    if not target:
-        hint = f"dcr push CHECKPOINT {store.shown} makes the first one"
-        raise NotFoundError(store.shown, "holds no versions yet", hint=hint)
-    standing = find_standing(source, situation, target, wish)
-    step = _Advance(source, path, wish, situation, standing, before_bytes)
-    if standing.own is not None and standing.own.version.number == target:
-        return step.stay(standing.own)
-    return step.go(target)
+    while True:
+        situation = look(path)
+        if situation.is_marked and not wish.is_repair:
+            check_overtakable(path)
+        position = situation.position if not wish.is_repair else None
+        source = open_source(store, wish.trust, position.history if position is not None else None)
+        if wish.version is not None:
+            target = require_version(source, wish.version).version.number
+        else:
+            target = source.log.newest(position.version if position is not None else 0)
+        if not target:
+            hint = f"dcr push CHECKPOINT {store.shown} makes the first one"
+            raise NotFoundError(store.shown, "holds no versions yet", hint=hint)
+        standing = find_standing(source, situation, target, wish)
+        step = _Advance(source, path, wish, situation, standing, before_bytes)
+        if standing.own is not None and standing.own.version.number == target:
+            return step.stay(standing.own)
+        try:
+            return step.go(target)
+        except (WrongBaseError, NotFoundError):
+            # The way there may have been pruned meanwhile; then one leads to the version that is the newest now.
+            if wish.version is not None or source.log.newest(target) == target:
+                raise
 
 
 def stage_next(store: Store, path: Path, wish: Wish) -> int | None:

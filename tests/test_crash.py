@@ -173,8 +173,8 @@ def test_killed_at_every_step(place: Path, way: str) -> None:
 @pytest.fixture
 def copies_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take links and folders for those that they are copies of."""
-    monkeypatch.setattr("dcr_cli.receiver.link.link_identity", lambda status: LinkIdentity(0, 0))
-    monkeypatch.setattr("receivers.link_identity", lambda status: LinkIdentity(0, 0))
+    monkeypatch.setattr("dcr_cli.receiver.link.link_identity", lambda status: LinkIdentity(1, 1))
+    monkeypatch.setattr("receivers.link_identity", lambda status: LinkIdentity(1, 1))
     monkeypatch.setattr("dcr_cli.receiver.carry.place_of", lambda status: (0, 0))
     monkeypatch.setattr("dcr_cli.receiver.beside.place_of", lambda status: (0, 0))
 

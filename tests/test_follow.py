@@ -257,7 +257,6 @@ def test_aside_all_is_built_but_the_link_turned(scene: Scene, is_taken: bool) ->
     assert tree(scene.root.resolve()) == tree(scene.checkpoints[1])
     left = folders()
     assert len(left) == 1 and (left.items() <= before[0].items()) == is_taken
-    assert not (scene.root / ".dcr/awaits").exists()
 
 
 def recorded_at(root: Path) -> int | None:

@@ -42,7 +42,17 @@ from dcr_cli.receiver.change import REPLACE
 from dcr_cli.receiver.fresh import Fresh, room_for_fresh
 from dcr_cli.receiver.here import change
 from dcr_cli.receiver.job import Job, Target
-from dcr_cli.receiver.link import Link, check_still, is_made_for, is_used_otherwise, read_link, turn
+from dcr_cli.receiver.link import (
+    CLAIM,
+    Link,
+    check_still,
+    claim_nothing,
+    is_made_for,
+    is_unturned,
+    is_used_otherwise,
+    read_link,
+    turn,
+)
 from dcr_cli.receiver.places import changed_paths, check_changeable, check_lengths
 from dcr_cli.receiver.plan import Plan
 from dcr_cli.receiver.receiver import LOCK, MARKER, Receiver, decode_marker
@@ -52,8 +62,6 @@ from dcr_cli.receiver.survey import Survey, is_there_already, judge, look_at, op
 
 TO, ASIDE = "to", "aside"
 _PREVIOUS = "previous"
-# In a folder that was built for a link that was not turned yet.
-_AWAITS = "awaits"
 _PREVIOUS_LIMIT = 1 << 30
 
 
@@ -110,7 +118,8 @@ def apply_aside(path: Path, target: Target, skip: Sequence[str], *, keep_previou
     """
     with _locked_behind(path) as (old, link), open_folder(old.root.path.parent) as parent:
         kept, not_carried = remove_previous(old, parent, link)
-        _remove_unused(parent, link, target)
+        names = link.names(target.chain.commits[-1])
+        remove_unfinished(parent, link, [name for name in names if not is_unfinished(parent, name)])
         found, job = look_at(old.root, target, skip, what=str(path))
         is_there = is_there_already(found, job)
         if not is_there:
@@ -137,7 +146,8 @@ def build_aside(path: Path, target: Target, skip: Sequence[str]) -> None:
     """Build what `apply_aside` turns the link to, and do not turn it; it then finds it built, or removes it if it is to
     turn the link to something else."""
     with _locked_behind(path) as (old, link), open_folder(old.root.path.parent) as parent:
-        _remove_unused(parent, link, target)
+        names = link.names(target.chain.commits[-1])
+        remove_unfinished(parent, link, [name for name in names if not is_unfinished(parent, name)])
         found, job = look_at(old.root, target, skip, what=str(path))
         if is_there_already(found, job):
             return
@@ -147,8 +157,6 @@ def build_aside(path: Path, target: Target, skip: Sequence[str]) -> None:
         built = _Move(old, parent, link, skip).build(found, job, plan)
         if built is None:
             return
-        with open_root(parent.path / built[0]) as new, Receiver(new) as receiver:
-            receiver.home.replace_file(_AWAITS, b"")
         # Second names that files have got have changed the times of the first ones, and nothing else of them.
         paths = [file.path for file in found.base.files]
         renew_record(old.root, old.home, target.chain.base.content, found.base.files, identities_now(old.root, paths))
@@ -174,7 +182,6 @@ def take_over(
             receiver.home.replace_file(_PREVIOUS, encode_previous(previous))
         else:
             receiver.home.remove(_PREVIOUS, missing_ok=True)
-        receiver.home.remove(_AWAITS, missing_ok=True)
         link = turn(link, parent, new.name, receiver.home)
         kept: str | None = str(folder)
         if goes:
@@ -230,6 +237,7 @@ class _Move:
             fresh = Fresh(receiver, self.old.root, job, plan, links=True)
             if _build(fresh, found, job, ASIDE):
                 raise _NothingToDoError
+            claim_nothing(receiver.home)
             fresh.end(unknown_files(self.old.root, {file.path for file in found.base.files}))
             self.parent.sync()
         return name, fresh.bytes_written
@@ -329,6 +337,9 @@ def _locked_behind(path: Path) -> Iterator[tuple[Receiver, Link]]:
             facts = f"{change_of(marker.remote)} to the folder behind it was stopped"
             raise IncompleteError(str(path), facts, hint=hint)
         receiver.clear()
+        if is_unturned(receiver.home, link):
+            # Somebody else has turned the link to it.
+            receiver.home.remove(CLAIM)
         yield receiver, link
 
 
@@ -356,28 +367,27 @@ def remove_previous(receiver: Receiver, parent: Folder, link: Link) -> tuple[str
 
 
 def remove_unfinished(parent: Folder, link: Link, but: Collection[str] = ()) -> None:
-    """Remove folders that runs for this link began and did not complete, if nobody is at them; `but` these stay."""
+    """Remove folders that runs for this link began and did not complete, or did not turn it to, if nobody is at them;
+    `but` these stay."""
     for name in parent.names():
-        if name.startswith(link.prefix) and name not in but and is_unfinished(parent, name):
-            _remove_if_idle(parent, name)
+        if not name.startswith(link.prefix) or name in but:
+            continue
+        if not (is_unfinished(parent, name) or _was_not_turned_to(parent, name, link)):
+            continue
+        with ExitStack() as stack, suppress(ConflictError):
+            if parent.status(f"{name}/{STATE_FOLDER}") is not None:
+                stack.enter_context(lock(stack.enter_context(parent.open_folder(f"{name}/{STATE_FOLDER}")), LOCK))
+            remove_folder(parent, name)
 
 
-def _remove_unused(parent: Folder, link: Link, target: Target) -> None:
-    """Remove also folders that were built for the link, which it was not turned to, and that are not the target's."""
-    remove_unfinished(parent, link)
-    names = link.names(target.chain.commits[-1])
-    for name in parent.names():
-        is_waiting = name.startswith(link.prefix) and parent.status(f"{name}/{STATE_FOLDER}/{_AWAITS}") is not None
-        if is_waiting and name not in names and str(parent.path / name) != link.folder:
-            _remove_if_idle(parent, name)
-
-
-def _remove_if_idle(parent: Folder, name: str) -> None:
-    """Remove a folder that is of no use, if nobody is at it."""
-    with ExitStack() as stack, suppress(ConflictError):
-        if parent.status(f"{name}/{STATE_FOLDER}") is not None:
-            stack.enter_context(lock(stack.enter_context(parent.open_folder(f"{name}/{STATE_FOLDER}")), LOCK))
-        remove_folder(parent, name)
+def _was_not_turned_to(parent: Folder, name: str, link: Link) -> bool:
+    """Whether a folder was built for a link that was never turned to it, and nobody uses it by another name."""
+    path = str(parent.path / name)
+    try:
+        with parent.open_folder(f"{name}/{STATE_FOLDER}") as home:
+            return path != link.folder and is_unturned(home, link) and not is_used_otherwise(link, path)
+    except DcrError:
+        return False
 
 
 def remove_folder(parent: Folder, name: str) -> None:

@@ -35,7 +35,7 @@ from dcr_cli.receiver.fresh import with_those_above
 from dcr_cli.receiver.install_here import Installation, Request, begin
 from dcr_cli.receiver.install_result import InstallResult, would_do
 from dcr_cli.receiver.install_site import Allowance, site_of
-from dcr_cli.receiver.link import Link, check_still, make_link, no_link, read_link
+from dcr_cli.receiver.link import Link, check_still, claim_nothing, make_link, no_link, read_link
 from dcr_cli.receiver.note import key_of, read_note
 from dcr_cli.receiver.places import check_changeable, check_names, check_no_mount, check_room, folders_of
 from dcr_cli.receiver.receiver import Receiver
@@ -180,6 +180,7 @@ def install_aside(path: Path, request: Request, allowance: Allowance, *, keep_pr
         name = _choose(parent, link.names(key), old.root.path.name, request)
         with _building(parent, name, wanted, PRIVATE_FOLDER_MODE) as receiver:
             marker = begin(receiver, wanted)
+            claim_nothing(receiver.home)
             new_site = _site_beside(receiver.root, wanted, site, stock, is_marked=marker is not None)
             installation = Installation(receiver, request, new_site)
             result = _beside(result, wanted, installation.carry_out())
@@ -232,6 +233,7 @@ def _install_first(path: Path, request: Request) -> InstallResult:
         name = _choose(parent, link.names(key), "", request)
         with _building(parent, name, wanted, NEW_FOLDER_MODE) as receiver:
             installation, site = _first(receiver, request)
+            claim_nothing(receiver.home)
             stock = installation.carry_out()
             parent.sync()
             make_link(link, parent, name, receiver.home)

@@ -36,6 +36,12 @@ def link_identity(status: os.stat_result) -> LinkIdentity:
     return LinkIdentity(status.st_ino, status.st_mtime_ns)
 
 
+# What a folder claims that was built for a link and that no link was turned to yet.
+UNTURNED = LinkIdentity(0, 0)
+# Says of a claim that it is the first after that.
+_FIRST = "first"
+
+
 @dataclass(frozen=True, slots=True)
 class Link:
     """A link as it was when it was read; `folder` is the real path of what it leads to."""
@@ -83,7 +89,7 @@ def read_link(path: Path) -> Link:
 
 def no_link(path: Path) -> Link:
     """What a link that is not there yet would be called, and what is made for it."""
-    return Link(path, "", "", LinkIdentity(0, 0))
+    return Link(path, "", "", UNTURNED)
 
 
 def check_still(link: Link) -> None:
@@ -94,11 +100,40 @@ def check_still(link: Link) -> None:
 
 def is_made_for(home: Folder, link: Link) -> bool:
     """Whether the claim in a state folder says that `link`, as it is, was turned to this folder."""
+    return _claimed(_read_claim(home)) == link.identity
+
+
+def claim_nothing(home: Folder) -> None:
+    """Have a folder that is built for a link say, until that is turned to it, that nobody was given it.
+
+    One that has a claim was given to somebody before.
+    """
+    if home.status(CLAIM) is None:
+        home.replace_file(CLAIM, encode_claim(UNTURNED))
+
+
+def is_unturned(home: Folder, link: Link) -> bool:
+    """Whether the claim in a state folder says that it was built for `link`, and no link was ever turned to it."""
+    claim = _read_claim(home)
+    if _claimed(claim) == UNTURNED:
+        return True
+    temporary = link.path.parent / link.temporary
+    is_first = claim.get(_FIRST) is True
+    return is_first and temporary.is_symlink() and _claimed(claim) == link_identity(temporary.lstat())
+
+
+def _read_claim(home: Folder) -> dict[str, object]:
+    """A claim; one that is none claims nothing."""
     try:
         text = home.read(CLAIM, _CLAIM_LIMIT)
-        return text is not None and strict_json(text, CLAIM) == link.identity._asdict()
+        claim = strict_json(text, CLAIM) if text is not None else None
     except DamagedError:
-        return False
+        return {}
+    return claim if isinstance(claim, dict) else {}
+
+
+def _claimed(claim: dict[str, object]) -> tuple[object, object]:
+    return claim.get("inode"), claim.get("mtime_ns")
 
 
 def is_used_otherwise(link: Link, folder: str) -> bool:
@@ -161,11 +196,13 @@ def _make_temporary(folder: Folder, link: Link, text: str, home: Folder) -> None
     status = folder.status(link.temporary)
     if status is None:
         raise _turned(link.path)
-    home.replace_file(CLAIM, encode_claim(link_identity(status)))
+    is_first = _claimed(_read_claim(home)) == UNTURNED
+    home.replace_file(CLAIM, encode_claim(link_identity(status), is_first=is_first))
 
 
-def encode_claim(identity: LinkIdentity) -> bytes:
-    return json.dumps(identity._asdict()).encode() + b"\n"
+def encode_claim(identity: LinkIdentity, *, is_first: bool = False) -> bytes:
+    claim: dict[str, object] = {**identity._asdict(), **({_FIRST: True} if is_first else {})}
+    return json.dumps(claim).encode() + b"\n"
 
 
 def _turned(path: Path) -> ConflictError:
