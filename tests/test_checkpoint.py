@@ -288,6 +288,8 @@ def test_a_stopped_apply(root: Path) -> None:
         (b"\xff\x00 1", "was stopped"),
         (None, "was stopped"),
     ],
+    # Its number would be in the name, which has to be the same in every process that runs tests.
+    ids=["this", "another boot", "no start", "another host", "empty", "torn", "none"],
 )
 def test_whether_an_apply_is_running(root: Path, text: bytes | None, facts: str) -> None:
     (root / ".dcr").mkdir()
