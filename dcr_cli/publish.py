@@ -23,11 +23,12 @@ from dcr_cli.publisher.baseline import Baseline
 from dcr_cli.publisher.bases import Base, FolderBase
 from dcr_cli.publisher.catching_up import catch_up, knows_its_version
 from dcr_cli.publisher.committing import Author, Outcome
+from dcr_cli.publisher.encodings import allowed_in
 from dcr_cli.publisher.making import Made, Making
 from dcr_cli.publisher.memory import Memory
 from dcr_cli.publisher.outgoing import Outgoing, drop_outgoing, outgoing_path
 from dcr_cli.publisher.publication import Publication
-from dcr_cli.push import PushResult, allowed_in
+from dcr_cli.publisher.push_result import PushResult
 from dcr_cli.receiver.change import IN_PLACE
 from dcr_cli.receiver.gather import Effort
 from dcr_cli.receiver.record import read_record

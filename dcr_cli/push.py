@@ -18,20 +18,22 @@ from dcr_cli.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from dcr_cli.checkpoint.digest import State, object_digest
 from dcr_cli.checkpoint.patterns import check_recorded_patterns
 from dcr_cli.content import Progress, Workers, read_state
-from dcr_cli.delta.choice import ALLOWED, Allowed
 from dcr_cli.delta.delta import open_delta
 from dcr_cli.delta.output import DeltaOutput, Sink
 from dcr_cli.diff import DiffResult, diff_into
 from dcr_cli.durable import Folder
-from dcr_cli.errors import ConflictError, NotFoundError, UsageError, WrongBaseError
+from dcr_cli.errors import NotFoundError, UsageError, WrongBaseError
 from dcr_cli.fetch.position import position_at
 from dcr_cli.publisher.anchors import AnchorPlan, PublishedAnchor, publish_anchor
-from dcr_cli.publisher.baseline import Baseline, check_places, default_baseline
+from dcr_cli.publisher.baseline import Baseline, check_places, default_baseline, open_baseline
 from dcr_cli.publisher.catching_up import catch_up, knows_its_version
 from dcr_cli.publisher.committing import Author, Outcome
+from dcr_cli.publisher.encodings import allowed_in, chosen_encodings
 from dcr_cli.publisher.outgoing import Outgoing, begin_anchor, drop_outgoing, outgoing_path
 from dcr_cli.publisher.publication import Publication
+from dcr_cli.publisher.push_result import PushResult
 from dcr_cli.publisher.quorum import Quorum, wait_for
+from dcr_cli.publisher.readiness import check_ready, check_settled
 from dcr_cli.receiver.change import IN_PLACE
 from dcr_cli.receiver.gather import Effort
 from dcr_cli.remote.anchor import Anchor
@@ -46,41 +48,7 @@ from dcr_cli.work import threads
 
 __all__ = ["PushResult", "push"]
 
-_KINDS = {ENCODINGS: "auto", ("context", "whole"): "context", ("gap", "whole"): "gap", ("whole",): "whole"}
 _SAME, _PREPARED = "same", "prepared"
-
-
-@dataclass(frozen=True, slots=True)
-class PushResult:
-    """What a push came to.
-
-    `kind` is delta, anchor (a version that has only its files as they are), prepared (complete, but not committed), or
-    same: the newest version is this very state, and nothing was published. `version` is the one that was published, or
-    that is the same, None if none would be for a dry run. `delta_bytes` is what the version takes, `uploaded_bytes`
-    what this run sent, an anchor that was due included. `anchor` is the newest version that has an anchor, and
-    `applied` are the receivers that were waited for. `recovered`: what a stopped push had published was taken over.
-    """
-
-    remote: str
-    checkpoint: str
-    history: str
-    version: int | None
-    id: str | None
-    kind: str
-    base_version: int | None
-    base: State | None
-    target: State
-    tensors: int
-    changed_tensors: int
-    elements: int
-    changed_elements: int
-    dense_bytes: int
-    delta_bytes: int
-    uploaded_bytes: int
-    anchor: int | None
-    recovered: bool
-    dry_run: bool
-    applied: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +111,7 @@ def push(
         base=Path(base) if base is not None else None,
         baseline=Path(baseline) if baseline is not None else None,
         baseline_link=baseline_link,
-        encodings=_encodings(encodings),
+        encodings=chosen_encodings(encodings),
         encoding=encoding,
         no_delta=no_delta,
         anchor_every=anchor_every,
@@ -464,17 +432,6 @@ class _Push:
         )
 
 
-def open_baseline(path: Path, source: Checkpoint, head: Published) -> Checkpoint:
-    """Open a baseline that is at `head`, but for what was left out of `source`, which must not be part of it."""
-    found = open_checkpoint(path, what="baseline")
-    left_out = open_checkpoint(path, skip=source.skipped, what="baseline")
-    gone = found.identities.keys() - left_out.identities.keys()
-    if gone:
-        facts = f"leaves out {min(gone)}, which version {head.version.number} has"
-        raise UsageError("--skip", facts, hint="--no-delta publishes a version that starts from nothing")
-    return left_out
-
-
 def _anchor_parts(anchor: Anchor, data: bytes) -> AnchorParts:
     return AnchorParts(anchor.target, object_digest(data), len(data), len(anchor.files), anchor.bytes)
 
@@ -483,45 +440,8 @@ def _bytes_of(checkpoint: Checkpoint) -> int:
     return sum(identity.size for identity in checkpoint.identities.values())
 
 
-def _encodings(given: Sequence[str] | None) -> tuple[str, ...] | None:
-    if given is None:
-        return None
-    chosen = tuple(name for name in ENCODINGS if name in given)
-    if set(given) - set(ENCODINGS) or chosen not in _KINDS:
-        facts = f"whole and any of context and gap expected, found {','.join(given)}"
-        raise UsageError("--encodings", facts)
-    return chosen
-
-
-def allowed_in(history: History, encoding: str) -> Allowed:
-    """What a delta may use: what the remote allows, and of that what was asked for."""
-    if encoding not in ALLOWED:
-        raise UsageError("encoding", f"one of {', '.join(ALLOWED)} expected, found {encoding!r}")
-    if encoding == "auto":
-        return ALLOWED[_KINDS[tuple(name for name in ENCODINGS if name in history.encodings)]]
-    if encoding not in history.encodings:
-        facts = f"the remote allows {','.join(history.encodings)} alone, not {encoding}"
-        raise UsageError("--encoding", facts, hint="leave it out")
-    return ALLOWED[encoding]
-
-
 def _check_options(options: PushOptions) -> None:
     if options.base is not None and (options.baseline_link or options.no_delta):
         raise UsageError("push", "--base excludes --baseline-link and --no-delta", hint="dcr push --help")
     if options.anchor_every is not None and options.anchor_every < 1:
         raise UsageError("--anchor-every", f"a number from 1 on expected, found {options.anchor_every}")
-
-
-def check_ready(checkpoint: Path, ready: str | None) -> None:
-    """Raise ConflictError if the file that says that a checkpoint is complete is not there yet."""
-    if ready is not None and not os.path.exists(checkpoint / ready):
-        raise ConflictError(str(checkpoint), f"is not ready: {ready} is not there yet", hint="try again later")
-
-
-def check_settled(source: Checkpoint, settle_seconds: float, now: float) -> None:
-    """Raise ConflictError if a file was written less than so many seconds ago."""
-    path, newest = max(source.identities.items(), key=lambda pair: pair[1].mtime_ns)
-    age = now - newest.mtime_ns / 1e9
-    if settle_seconds and age < settle_seconds:
-        facts = f"was written {age:.1f} s ago, {settle_seconds:g} s of rest were asked for"
-        raise ConflictError(str(source.root / path), facts, hint="try again later")

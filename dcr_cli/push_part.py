@@ -24,16 +24,17 @@ from dcr_cli.delta.output import DIGESTS_NAME, MANIFEST_NAME, encode_documents
 from dcr_cli.durable import open_folder
 from dcr_cli.errors import ConflictError, IncompleteError, WrongBaseError
 from dcr_cli.fetch.position import Position, read_position
-from dcr_cli.publisher.baseline import Baseline, check_places, default_baseline
+from dcr_cli.publisher.baseline import Baseline, check_places, default_baseline, open_baseline
 from dcr_cli.publisher.catching_up import catch_up, knows_its_version
 from dcr_cli.publisher.committing import Author
+from dcr_cli.publisher.encodings import allowed_in
 from dcr_cli.publisher.merging import Merged, Sides, merge
 from dcr_cli.publisher.part_making import PartMaking
 from dcr_cli.publisher.part_result import PartResult, Rank, check_rank
 from dcr_cli.publisher.part_waiting import Ended, Patience, has_part, too_late, wait_for_end, wait_for_parts
 from dcr_cli.publisher.publication import Publication
+from dcr_cli.publisher.readiness import check_ready, check_settled
 from dcr_cli.publisher.shares import Slice, cut
-from dcr_cli.push import allowed_in, check_ready, check_settled, open_baseline
 from dcr_cli.receiver.gather import Effort
 from dcr_cli.remote.hint import STREAMING, Hint, write_hint
 from dcr_cli.remote.history import require_history

@@ -26,6 +26,7 @@ from dcr_cli.locking import lock_folder
 from dcr_cli.receiver.places import check_room, with_slack
 from dcr_cli.receiver.record import TensorRecord, read_record, write_record
 from dcr_cli.receiver.sidecars import identities_now
+from dcr_cli.remote.version import Published
 from dcr_cli.store.location import folder_of
 
 BASELINES = ".dcr-baseline"
@@ -216,6 +217,17 @@ class Baseline:
     def _sync(self, source: Checkpoint) -> None:
         for path in {path.rpartition("/")[0] for path in source.identities}:
             self.root.sync(path)
+
+
+def open_baseline(path: Path, source: Checkpoint, head: Published) -> Checkpoint:
+    """Open a baseline that is at `head`, but for what was left out of `source`, which must not be part of it."""
+    found = open_checkpoint(path, what="baseline")
+    left_out = open_checkpoint(path, skip=source.skipped, what="baseline")
+    gone = found.identities.keys() - left_out.identities.keys()
+    if gone:
+        facts = f"leaves out {min(gone)}, which version {head.version.number} has"
+        raise UsageError("--skip", facts, hint="--no-delta publishes a version that starts from nothing")
+    return left_out
 
 
 def _make(path: Path) -> Folder:

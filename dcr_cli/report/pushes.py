@@ -11,7 +11,7 @@ from dcr_cli.report.people import Line, facts, names, share, state
 if TYPE_CHECKING:
     from dcr_cli.anchor import AnchorResult
     from dcr_cli.commit import CommitResult
-    from dcr_cli.push import PushResult
+    from dcr_cli.publisher.push_result import PushResult
     from dcr_cli.push_part import PartResult
 
 
