@@ -238,6 +238,15 @@ class TestSteps:
             assert result.bytes_written == direct.bytes_written
             assert result.changed_tensors == direct.changed_tensors
 
+    def test_the_same_tensors_in_other_shards_in_the_end(self, place: Path) -> None:
+        """The base is not taken for a receiver that keeps shards of its own and is at the last version."""
+        held = {name: tensor_of("BF16", (8,), number) for number, name in enumerate("pq")}
+        versions: list[Version] = [(held, {"a": b"1"}, 1), (held, {}, 2), (held, {"a": b"1"}, 2)]
+        roots = write_versions(place, versions)
+        deltas = deltas_between(roots, ("auto",))
+        check_equal_to_steps(deltas, roots[0], place)
+        assert tree(place / "steps") == tree(roots[-1])
+
     @given(st.data())
     @settings(
         max_examples=12,

@@ -326,7 +326,9 @@ class TestLogs:
             store.delete("commits/0000000002.json")
         other = History(tmp_path / "again", name=remote.name)
         other.folder.mkdir()
-        pull(remote.url, tmp_path / "again" / "baseline", version=1)
+        baseline = tmp_path / "again" / "baseline"
+        pull(remote.url, baseline, version=1)
+        (baseline / ".dcr/baseline").write_bytes(b"")
         other.checkpoints = remote.checkpoints[:1]
         other.publish(states(3)[2])
         with pytest.raises(WrongBaseError, match="is another than the one"):

@@ -12,6 +12,7 @@ from dcr_cli.delta.chain import compose_files
 from dcr_cli.delta.delta import Delta
 from dcr_cli.durable import Folder
 from dcr_cli.receiver.job import Sums, Target, content_of
+from dcr_cli.receiver.plan import match_files
 from dcr_cli.receiver.survey import Survey, files_left, has_tensors_of_target, look_at, looks_like_target
 
 TargetOf = Callable[[Sequence[Delta]], Target]
@@ -42,12 +43,23 @@ def find_start(root: Folder, deltas: Sequence[Delta], skip: Sequence[str], targe
 
 
 def _has_rival(found: Survey, deltas: Sequence[Delta]) -> bool:
-    """Whether a version before has the same tensors, and files that are still there and that the deltas have removed.
+    """Whether a version before has the same tensors, and its very files are there, or ones that the deltas have
+    removed.
 
     Then the receiver is at that version, and they are not just files of the same names.
     """
     content = deltas[-1].commit.target.content
-    if all(delta.commit.base.content != content for delta in deltas):
+    rivals = [delta for delta in deltas if delta.commit.base.content == content]
+    if not rivals:
         return False
+    if not found.has_target_files and any(_has_base_files(found, delta) for delta in rivals):
+        return True
     _, removed = compose_files(deltas)
     return bool(files_left(found.files, removed))
+
+
+def _has_base_files(found: Survey, delta: Delta) -> bool:
+    """Whether all files of a delta's base are there, byte for byte."""
+    paths = {row.path for row in delta.manifest.files}
+    candidates = [paths, paths.union(file.path for file in delta.manifest.removed_files)]
+    return match_files(found.files, delta.commit.base.files, candidates) is not None
