@@ -277,14 +277,16 @@ class TestSteps:
                 return
             own = own_shards_of(versions[0], place / "own", data.draw(st.integers(1, min(3, len(versions[0][0])))))
             try:
-                expected = tree(step_by_step(deltas, own, place / "steps"))
+                steps = step_by_step(deltas, own, place / "steps")
             except UnsupportedError:
                 # A shard that one of the deltas would leave empty.
                 with pytest.raises(UnsupportedError):
                     apply_by("replace", deltas, own, place / "work")
                 return
+            # A step may happen to end with the target's own files, and the next one then goes on from these; the chain
+            # keeps the receiver's headers and weight map. What they hold is the same.
             for way in ("in-place", "to"):
-                assert tree(apply_by(way, deltas, own, place / "work")[0]) == expected
+                assert verify(apply_by(way, deltas, own, place / "work")[0], against=steps).matches
 
 
 @st.composite
