@@ -104,7 +104,7 @@ def read_spans(
             stop += 1
         views = []
         for side, (shard, begin), block in zip(sides, places, blocks.pair, strict=False):
-            side.reader.read_path_into(side.checkpoint.shards[shard].path, begin, block[:size])
+            side.reader.read_shard_into(shard, begin, block[:size])
             views.append(block[:size])
         yield parts[start:stop], views
         start = stop

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dcr_cli.checkpoint.checkpoint import Checkpoint, FileDigest, Reader, Tensor, open_checkpoint
+from dcr_cli.checkpoint.checkpoint import Checkpoint, FileDigest, Reader, Tensor
 from dcr_cli.checkpoint.digest import State, add, content_digest, digest_bytes, files_digest, no_digest
 from dcr_cli.checkpoint.parts import SIDECAR
 from dcr_cli.checkpoint.patterns import check_recorded_patterns
@@ -40,6 +40,7 @@ from dcr_cli.delta.scan import (
 )
 from dcr_cli.diff_result import Compared, DiffResult, DiffRow, summarize
 from dcr_cli.errors import UsageError
+from dcr_cli.layout.opening import open_any
 from dcr_cli.work import threads
 
 __all__ = ["DiffResult", "DiffRow", "diff"]
@@ -56,9 +57,15 @@ def diff(
     jobs: int | None = None,
     dry_run: bool = False,
     skip: Sequence[str] = (),
+    layout: str | Path | None = None,
+    base_layout: str | Path | None = None,
     progress: Progress | None = None,
 ) -> DiffResult:
     """Compare checkpoint `target` with checkpoint `base`; with `output`, write the delta there.
+
+    Either may be shards of ranks: with `layout` (of the target) and `base_layout`, files that say where their tensors
+    belong, or as PyTorch's distributed checkpoint writes them. The delta is the one between the checkpoints that they
+    are parts of; the files of the target are those of the base, but for sidecars of its own.
 
     `output` must not exist, or be an empty folder, or hold a delta that was never finished and that nobody is writing;
     it is complete when its commit.json is there. Without it, and in a dry run, the same work is done and nothing is
@@ -69,8 +76,8 @@ def diff(
         raise UsageError("encoding", f"one of {', '.join(ALLOWED)} expected, found {encoding!r}")
     workers = threads(jobs)
     check_recorded_patterns(skip)
-    old = open_checkpoint(base, skip=skip, what="base")
-    new = open_checkpoint(target, skip=skip, what="target")
+    old = open_any(base, layout=base_layout, skip=skip, what="base")
+    new = open_any(target, layout=layout, like=old, skip=skip, what="target")
     with DeltaOutput(output, outside=(old.root, new.root), dry_run=dry_run) as sink:
         return diff_into(sink, old, new, allowed=ALLOWED[encoding], jobs=workers, progress=progress)
 

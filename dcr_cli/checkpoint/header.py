@@ -287,9 +287,25 @@ def write_safetensors(columns: Mapping[str, tuple[str, Sequence[int], Any]], met
         }
         parts.append(view)
         position = end
-    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    return b"".join([_encode_header(header), *parts])
+
+
+def write_header(tensors: Mapping[str, tuple[str, Sequence[int]]]) -> bytes:
+    """Build the header of a file of tensors that lie in this order, from {name: (dtype, shape)}, without their data."""
+    header = {}
+    position = 0
+    for name, (dtype, shape) in tensors.items():
+        end = position + math.prod(shape) * DTYPES[dtype].bits // 8
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [position, end]}
+        position = end
+    return _encode_header(header)
+
+
+def _encode_header(members: Mapping[str, Any]) -> bytes:
+    """The 8 length bytes and the header; what follows is at a multiple of 8."""
+    text = json.dumps(members, ensure_ascii=False, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    return b"".join([struct.pack("<Q", len(text)), text, *parts])
+    return struct.pack("<Q", len(text)) + text
 
 
 def bytes_view(buffer: Any) -> memoryview:

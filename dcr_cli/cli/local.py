@@ -10,6 +10,7 @@ import typer
 from dcr_cli.cli.options import (
     Checkpoint,
     Encoding,
+    Layout,
     LimitRate,
     Skip,
     StorageOption,
@@ -36,6 +37,10 @@ def diff(
     encoding: Annotated[Encoding, typer.Option("--encoding", help="How changes are written.")] = "auto",
     dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Say what would be written; write nothing.")] = False,
     skip: Skip = None,
+    layout: Annotated[
+        str | None, typer.Option("--layout", metavar="FILE", help="TARGET is shards of ranks; FILE says what is what.")
+    ] = None,
+    base_layout: Annotated[str | None, typer.Option("--base-layout", metavar="FILE", help="The same for BASE.")] = None,
 ) -> int:
     """Find the changes from BASE to TARGET, bit for bit, and with -o write them as a delta."""
     from dcr_cli.diff import diff as run
@@ -51,6 +56,8 @@ def diff(
             jobs=session.jobs,
             dry_run=dry_run,
             skip=skip or (),
+            layout=path_of(layout, "--layout") if layout is not None else None,
+            base_layout=path_of(base_layout, "--base-layout") if base_layout is not None else None,
             progress=progress,
         )
     session.note_idle(skip, base, target)
@@ -133,6 +140,7 @@ def verify(
     ] = None,
     deep: Annotated[bool, typer.Option("--deep", help="Fetch and check every byte of the remote.")] = False,
     skip: Skip = None,
+    layout: Layout = None,
     trusted_key: TrustedKey = None,
     storage_option: StorageOption = None,
     limit_rate: LimitRate = None,
@@ -166,6 +174,7 @@ def verify(
             limit_bytes_per_second=bytes_per_second_of(limit_rate),
             jobs=session.jobs,
             skip=skip or (),
+            layout=path_of(layout, "--layout") if layout is not None else None,
             progress=progress,
         )
     session.note_idle(skip, checkpoint, *([against] if against is not None else []))

@@ -83,6 +83,10 @@ TrustedKey = Annotated[
     list[str] | None,
     typer.Option("--trusted-key", metavar="KEY", help="A public key, or a file with it; may be repeated."),
 ]
+Layout = Annotated[
+    str | None,
+    typer.Option("--layout", metavar="FILE", help="The checkpoint is shards of ranks; FILE says what of it is what."),
+]
 Encoding = Literal["auto", "context", "gap", "whole"]
 
 

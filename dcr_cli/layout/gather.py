@@ -1,0 +1,177 @@
+"""Reads canonical elements from local tensors through boxes, range by range, in bounded memory, from any thread.
+
+It opens no file itself and knows nothing of documents; conversions of what was read are residual.py's.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dcr_cli.checkpoint.names import shown
+from dcr_cli.errors import DamagedError
+from dcr_cli.layout.box import Box, Rectangle
+from dcr_cli.layout.coverage import coordinate, local_name
+from dcr_cli.layout.layout import Form, Placed
+
+Elements = NDArray[Any]
+
+# What lies in between is read too, up to so many times what is wanted, or up to so many bytes.
+_SPARSE = 4
+_NEAR_BYTES = 1 << 16
+# No more is read at once than this.
+_SCRATCH_BYTES = 4 << 20
+
+
+class ReadsPaths(Protocol):
+    """Fills the whole of `buffer` with the bytes of file `path` from `offset` on."""
+
+    def read_path_into(self, path: str, offset: int, buffer: Any) -> None: ...
+
+
+class Held(NamedTuple):
+    """A box, whose local tensor begins at byte `begin` of its file."""
+
+    placed: Placed
+    begin: int
+
+    @property
+    def box(self) -> Box:
+        return self.placed.box
+
+
+class Boxes:
+    """Boxes of one canonical tensor, of which those that have elements of a range are found without a look at each."""
+
+    def __init__(self, held: Sequence[Held]) -> None:
+        self._held = tuple(held)
+        self._starts = np.array([each.box.canonical for each in held], np.int64)
+        self._ends = np.array([each.box.canonical_end for each in held], np.int64)
+
+    def within(self, first: int, end: int) -> Iterator[Held]:
+        """Those that may have an element from number `first` to `end`."""
+        for number in np.flatnonzero((self._starts < end) & (first < self._ends)).tolist():
+            yield self._held[number]
+
+
+class _Scratch(threading.local):
+    """A buffer for each thread, used again and again."""
+
+    def __init__(self) -> None:
+        self.buffer = np.empty(0, np.uint8)
+
+    def of(self, size: int) -> NDArray[np.uint8]:
+        if len(self.buffer) < size:
+            self.buffer = np.empty(size, np.uint8)
+        return self.buffer[:size]
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Where a canonical tensor is read from: the boxes that own its elements, and those that hold some of them again.
+
+    `form` is that of the elements as they are stored.
+    """
+
+    name: str
+    form: Form
+    owners: Boxes
+    replicas: Boxes
+
+    def read(self, gatherer: Gatherer, first: int, out: Elements) -> None:
+        """Fill `out` with the tensor's elements from number `first` on."""
+        gatherer.read(self, first, out)
+
+
+class Source(Protocol):
+    """Where a canonical tensor comes from."""
+
+    def read(self, gatherer: Gatherer, first: int, out: Elements) -> None:
+        """Fill `out`, unsigned integers as wide as the tensor's elements, with those from number `first` on."""
+
+
+class Gatherer:
+    """Reads ranges of canonical tensors from the files of their local ones."""
+
+    def __init__(self, files: ReadsPaths) -> None:
+        self._files = files
+        self._scratch = _Scratch()
+        self._replica = _Scratch()
+
+    def read(self, sources: Sources, first: int, out: Elements) -> None:
+        """Fill `out`, unsigned integers as wide as the tensor's elements, with its elements from number `first` on.
+
+        DamagedError, naming the first element that differs, where replicas do not agree.
+        """
+        for held in sources.owners.within(first, first + len(out)):
+            self._copy(held, first, out)
+        for held in sources.replicas.within(first, first + len(out)):
+            self._compare(sources, held, first, out)
+
+    def _copy(self, held: Held, first: int, out: Elements) -> None:
+        box = held.box
+        start, stop = box.rank(first), box.rank(first + len(out))
+        if len(box.axes) <= 1 and all(axis[1:] == (1, 1) for axis in box.axes):
+            # One run on both sides needs no copy.
+            at = box.canonical + start - first
+            self._read(held, box.local + start, out[at : at + stop - start])
+            return
+        parts = list(box.rectangles(start, stop))
+        if not parts:
+            return
+        begin = min(part.local for part in parts)
+        end = max(part.local + box.span(part) for part in parts)
+        if self._is_dense(end - begin, stop - start, out.itemsize):
+            local = self._read_scratch(held, begin, end, out.dtype)
+            for part in parts:
+                box.canonical_view(out, first, part)[...] = box.local_view(local, begin, part)
+        else:
+            for part in parts:
+                self._copy_part(held, part, first, out)
+
+    def _copy_part(self, held: Held, part: Rectangle, first: int, out: Elements) -> None:
+        box = held.box
+        span = box.span(part)
+        if part.elements > 1 and not self._is_dense(span, part.elements, out.itemsize):
+            for slab in box.slabs(part):
+                self._copy_part(held, slab, first, out)
+            return
+        local = self._read_scratch(held, part.local, part.local + span, out.dtype)
+        box.canonical_view(out, first, part)[...] = box.local_view(local, part.local, part)
+
+    def _compare(self, sources: Sources, held: Held, first: int, out: Elements) -> None:
+        """Compare what a replica holds of `out` with it."""
+        found = self._replica.of(out.nbytes).view(out.dtype)
+        found[:] = out
+        self._copy(held, first, found)
+        if np.array_equal(found, out):
+            return
+        at = int(np.argmax(found != out))
+        element = np.array([first + at])
+        owner = next(
+            each for each in sources.owners.within(first + at, first + at + 1) if each.box.find(element)[0].size
+        )
+        width = 2 * out.itemsize
+        facts = (
+            f"element {coordinate(first + at, sources.form)} is 0x{int(out[at]):0{width}x} in "
+            f"{local_name(owner.placed)}, but 0x{int(found[at]):0{width}x} in {local_name(held.placed)}"
+        )
+        raise DamagedError(f"tensor {shown(sources.name)}", facts, hint="replicas of one tensor have the same bits")
+
+    def _is_dense(self, span: int, wanted: int, width: int) -> bool:
+        size = span * width
+        return size <= _SCRATCH_BYTES and (span <= _SPARSE * wanted or size <= _NEAR_BYTES)
+
+    def _read_scratch(self, held: Held, begin: int, end: int, dtype: np.dtype[Any]) -> Elements:
+        local: Elements = self._scratch.of((end - begin) * dtype.itemsize).view(dtype)
+        self._read(held, begin, local)
+        return local
+
+    def _read(self, held: Held, begin: int, out: Elements) -> None:
+        if len(out):
+            self._files.read_path_into(held.placed.path, held.begin + begin * out.itemsize, out.view(np.uint8))

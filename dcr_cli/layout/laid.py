@@ -1,0 +1,242 @@
+"""A checkpoint that is read through a layout: its tensors in canonical form, as if they lay in the shards of another.
+
+That other one is the base that it is compared with, whose headers, weight map and sidecars count for it too, but for
+sidecars of its own; without one, a single shard is thought of, in canonical order. Nothing is written, and no tensor is
+put together: what is read is gathered when it is asked for.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dcr_cli.checkpoint.checkpoint import Checkpoint, FileDigest, Reader, Shard, Sidecar, Tensor
+from dcr_cli.checkpoint.digest import ObjectHasher, object_digest
+from dcr_cli.checkpoint.folder import pattern_of, skip_hint
+from dcr_cli.checkpoint.header import DTYPES, bytes_view, parse_header, write_header
+from dcr_cli.checkpoint.names import listed, path_fault, shown
+from dcr_cli.checkpoint.parts import MAX_SIDECAR_BYTES, SHARD, SIDECAR, is_weight_map, second_copy_pattern
+from dcr_cli.errors import DamagedError, UnsupportedError
+from dcr_cli.layout.coverage import Coverage
+from dcr_cli.layout.gather import Boxes, Gatherer, Held, Source, Sources
+from dcr_cli.layout.layout import Form, Layout
+from dcr_cli.layout.shards import RankShards
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+_ONLY_SHARD = "model.safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class LaidCheckpoint(Checkpoint):
+    """A checkpoint read through a layout. `sources` say where each of its tensors comes from, `like` is the checkpoint
+    whose files stand for its own; `tensors` lie where they lie there."""
+
+    sources: Mapping[str, Source]
+    like: Checkpoint | None
+
+    def reader(self) -> LaidReader:
+        return LaidReader(self)
+
+    def files_digest(self, reader: Reader) -> list[FileDigest]:
+        """As of any checkpoint: the headers and files of the one that it is like, and its own sidecars."""
+        records = [
+            FileDigest(each.path, SHARD, len(each.header.raw), object_digest(each.header.raw)) for each in self.shards
+        ]
+        for sidecar in self.sidecars:
+            hasher = ObjectHasher()
+            for part in reader.parts_of(sidecar.path):
+                hasher.update(part)
+            records.append(FileDigest(sidecar.path, sidecar.kind, sidecar.size, hasher.digest()))
+        return sorted(records, key=lambda record: record.path)
+
+
+class LaidReader(Reader):
+    """Reads what a checkpoint that is read through a layout would hold if it lay in the shards of the other one."""
+
+    def __init__(self, checkpoint: LaidCheckpoint) -> None:
+        super().__init__(checkpoint)
+        self._laid = checkpoint
+        self._like = checkpoint.like.reader() if checkpoint.like is not None else None
+        self._gatherer = Gatherer(self)
+        self._by_shard: list[list[Tensor]] = [[] for _ in checkpoint.shards]
+        for tensor in checkpoint.tensors:
+            if tensor.bytes:
+                self._by_shard[tensor.shard].append(tensor)
+        for tensors in self._by_shard:
+            tensors.sort(key=lambda tensor: tensor.begin)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        super().close()
+        if self._like is not None:
+            self._like.close()
+
+    def read_into(self, tensor: Tensor, byte_offset: int, buffer: bytearray | memoryview | npt.NDArray[Any]) -> None:
+        """Fill the whole of `buffer` with the tensor's bytes from `byte_offset` on, both in whole elements."""
+        view = bytes_view(buffer)
+        width = tensor.dtype.width
+        if not 0 <= byte_offset <= byte_offset + len(view) <= tensor.bytes or byte_offset % width or len(view) % width:
+            raise ValueError(f"bytes from {byte_offset} on are not all in tensor {tensor.name!r}")
+        source = self._laid.sources.get(tensor.name)
+        if source is None:
+            assert self._like is not None and self._laid.like is not None
+            self._like.read_into(self._laid.like.by_name[tensor.name], byte_offset, buffer)
+        else:
+            source.read(self._gatherer, byte_offset // width, np.frombuffer(view, f"<u{width}"))
+
+    def read_shard_into(self, shard: int, begin: int, buffer: bytearray | memoryview | npt.NDArray[Any]) -> None:
+        """Fill the whole of `buffer` with the data that a shard would hold from byte `begin` of its file on."""
+        view = bytes_view(buffer)
+        tensors = self._by_shard[shard]
+        first = bisect_right(tensors, begin, key=lambda tensor: tensor.begin) - 1
+        for tensor in tensors[first:]:
+            if tensor.begin >= begin + len(view):
+                break
+            low, high = max(begin, tensor.begin), min(begin + len(view), tensor.begin + tensor.bytes)
+            self.read_into(tensor, low - tensor.begin, view[low - begin : high - begin])
+
+    def read_file(self, path: str) -> bytes:
+        """Return all bytes of a sidecar."""
+        return super().read_file(path) if self._is_own(path) else self._others.read_file(path)
+
+    def parts_of(self, path: str) -> Iterator[memoryview]:
+        """Read a sidecar in parts; each is valid until the next one is asked for."""
+        return super().parts_of(path) if self._is_own(path) else self._others.parts_of(path)
+
+    def check_unchanged(self) -> None:
+        """Raise ConflictError if a file of the checkpoint, or of the one that it is like, is not what it was."""
+        super().check_unchanged()
+        if self._like is not None:
+            self._like.check_unchanged()
+
+    def _is_own(self, path: str) -> bool:
+        return path in self._laid.identities
+
+    @property
+    def _others(self) -> Reader:
+        assert self._like is not None
+        return self._like
+
+
+def lay(shards: RankShards, layout: Layout, like: Checkpoint | None) -> LaidCheckpoint:
+    """See shards through a layout, in the shards of `like`.
+
+    DamagedError, naming the tensor and the element, unless every element of every canonical tensor is owned exactly
+    once and the shards hold what the layout says, and no tensor besides.
+    """
+    _check_shards(shards, layout)
+    if like is not None:
+        _check_like(layout, like)
+    sources = _sources(shards, layout)
+    places, tensors = (like.shards, like.tensors) if like is not None else _thought_of(layout)
+    by_name = {tensor.name: tensor for tensor in tensors}
+    sidecars = _sidecars(shards, layout, like)
+    return LaidCheckpoint(
+        shards.root, places, sidecars, tensors, by_name, shards.skipped, dict(shards.identities), (), sources, like
+    )
+
+
+def _sources(shards: RankShards, layout: Layout) -> dict[str, Source]:
+    """Where every canonical tensor comes from but those that are skipped."""
+    if layout.rules:
+        kinds = listed(sorted({rule.kind for rule in layout.rules.values()}))
+        raise UnsupportedError(layout.what, f"has rules of kinds unknown to this dcr: {kinds}")
+    coverage = Coverage(layout)
+    begins = {
+        path: {entry.name: len(shard.header.raw) + entry.begin for entry in shard.header.tensors}
+        for path, shard in shards.shards.items()
+    }
+    stored: dict[str, Source] = {}
+    forms = layout.forms()
+    for name, placed in layout.placed().items():
+        if name in layout.skipped:
+            continue
+        owners = coverage.owners_of(name, forms[name], placed)
+        held = [Held(each, begins[each.path][each.name]) for each in placed]
+        own, again = (Boxes([held[number] for number in numbers]) for numbers in (owners.owners, owners.replicas))
+        stored[name] = Sources(name, forms[name], own, again)
+    return {name: stored[name] for name in layout.tensors if name not in layout.skipped}
+
+
+def _check_shards(shards: RankShards, layout: Layout) -> None:
+    """Raise DamagedError unless the shards hold the local tensors of the layout, and no others."""
+    missing = [path for path in layout.shards if path not in shards.shards]
+    if missing:
+        raise DamagedError(str(shards.root), f"shards of the layout are missing: {listed(missing)}")
+    for path in shards.shards:
+        local = layout.shards.get(path)
+        what = str(shards.root / path)
+        if local is None:
+            facts = f"is in no rule of {layout.what}"
+            raise DamagedError(what, facts, hint=skip_hint(pattern_of(path)))
+        found = shards.tensors(path)
+        for name, tensor in local.items():
+            entry = found.get(name)
+            if entry is None:
+                raise DamagedError(what, f"tensor {shown(name)} of {layout.what} is missing")
+            form = Form(entry.dtype, entry.shape)
+            if form != tensor.form:
+                raise DamagedError(what, f"tensor {shown(name)} is {form}, {tensor.form} expected by {layout.what}")
+        unknown = [name for name in found if name not in local]
+        if unknown:
+            facts = f"tensors are in no rule of {layout.what}: {listed(unknown)}"
+            raise DamagedError(what, facts, hint="a layout says of every tensor what it is, or that it is skipped")
+
+
+def _check_like(layout: Layout, like: Checkpoint) -> None:
+    """Raise DamagedError unless the layout's canonical tensors are those of the base."""
+    for name, form in layout.tensors.items():
+        tensor = like.by_name.get(name)
+        if tensor is None:
+            raise DamagedError(layout.what, f"tensor {shown(name)} is not in {like.root}")
+        known = Form(tensor.dtype.name, tensor.shape)
+        if known != form:
+            raise DamagedError(layout.what, f"tensor {shown(name)} is {form}, in {like.root} it is {known}")
+    unknown = [tensor.name for tensor in like.tensors if tensor.name not in layout.tensors]
+    if unknown:
+        facts = f"tensors of {like.root} are in no shard: {listed(unknown)}"
+        raise DamagedError(layout.what, facts, hint=layout.hint)
+
+
+def _thought_of(layout: Layout) -> tuple[tuple[Shard, ...], tuple[Tensor, ...]]:
+    """One shard that would hold all canonical tensors, and where they would lie in it."""
+    names = sorted(layout.tensors)
+    raw = write_header({name: layout.tensors[name] for name in names})
+    header = parse_header(raw, None, layout.what)
+    tensors = tuple(
+        Tensor(entry.name, DTYPES[entry.dtype], entry.shape, 0, len(raw) + entry.begin, entry.end - entry.begin)
+        for entry in sorted(header.tensors, key=lambda entry: entry.name)
+    )
+    return (Shard(_ONLY_SHARD, header, len(raw) + header.data_bytes),), tensors
+
+
+def _sidecars(shards: RankShards, layout: Layout, like: Checkpoint | None) -> tuple[Sidecar, ...]:
+    """The files beside the shards: those of `like`, and over them what lies in the folder itself."""
+    found = {each.path: each for each in like.sidecars} if like is not None else {}
+    folders = {path.rpartition("/")[0] for path in shards.shards} - {""}
+    for path, identity in shards.identities.items():
+        if path in shards.shards or is_weight_map(path) or path.rpartition("/")[0] in folders:
+            continue
+        what = str(shards.root / path)
+        if (fault := path_fault(path)) is not None:
+            raise DamagedError(what, f"unsafe name: {fault}", hint=skip_hint(pattern_of(path)))
+        if (pattern := second_copy_pattern(path)) is not None:
+            raise DamagedError(what, "would be a second copy of the weights", hint=skip_hint(pattern))
+        if identity.size > MAX_SIDECAR_BYTES:
+            facts = (
+                f"has {identity.size} bytes, more than the {MAX_SIDECAR_BYTES} that a file beside the shards may have"
+            )
+            raise DamagedError(what, facts, hint=skip_hint(path))
+        found[path] = Sidecar(path, identity.size, SIDECAR)
+    return tuple(found[path] for path in sorted(found))

@@ -1,0 +1,68 @@
+"""Opens a folder, whatever it holds: a checkpoint in canonical form, or shards that a layout leads to one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from dcr_cli.checkpoint.checkpoint import Checkpoint, open_checkpoint
+from dcr_cli.checkpoint.folder import Files, scan
+from dcr_cli.checkpoint.header import read_header
+from dcr_cli.checkpoint.parts import SHARD_SUFFIX, is_weight_map
+from dcr_cli.errors import DcrError
+from dcr_cli.layout.dcp import SHARDING_INFO, dcp_layout
+from dcr_cli.layout.document import read_layout
+from dcr_cli.layout.laid import lay
+from dcr_cli.layout.layout import Form, Layout
+from dcr_cli.layout.shards import open_shards
+
+
+def open_any(
+    root: str | os.PathLike[str],
+    *,
+    layout: str | Path | None = None,
+    like: Checkpoint | None = None,
+    skip: Sequence[str] = (),
+    what: str = "checkpoint",
+) -> Checkpoint:
+    """Open the checkpoint at `root`: through `layout`, if one is given; through what its shards say of themselves, if
+    PyTorch's distributed checkpoint has written them; else as it is.
+
+    What is read through a layout has the shards, the weight map and, but for those of its own, the sidecars of `like`;
+    without it, a single shard is thought of. Raises as open_checkpoint, and DamagedError where the shards and the
+    layout do not agree.
+    """
+    if layout is not None:
+        return lay(open_shards(root, skip=skip, what=what), read_layout(layout), like)
+    if is_sharded(root, skip=skip):
+        shards = open_shards(root, skip=skip, what=what)
+        forms = forms_of(like) if like is not None else None
+        return lay(shards, dcp_layout(shards, forms), like)
+    return open_checkpoint(root, skip=skip, what=what)
+
+
+def is_sharded(root: str | os.PathLike[str], *, skip: Sequence[str] = ()) -> bool:
+    """Whether PyTorch's distributed checkpoint has written the shards at `root`, and nobody has joined them."""
+    folder = Path(root)
+    try:
+        found = scan(folder, skip=skip, must_be_files=()) if folder.is_dir() else {}
+        shards = [path for path in found if path.endswith(SHARD_SUFFIX) and "/" not in path]
+        if not shards or any(map(is_weight_map, found)):
+            return False
+        with Files(folder, found) as files, files.opened(shards[0]) as fd:
+            return SHARDING_INFO in read_header(fd, str(folder / shards[0])).metadata
+    except DcrError:
+        # Whatever is wrong is said by who opens it.
+        return False
+
+
+def forms_of(checkpoint: Checkpoint) -> dict[str, Form]:
+    """The forms of a checkpoint's tensors."""
+    return {tensor.name: Form(tensor.dtype.name, tensor.shape) for tensor in checkpoint.tensors}
+
+
+def layout_of(root: str | os.PathLike[str], *, like: Checkpoint | None, skip: Sequence[str] = ()) -> Layout:
+    """The layout that shards say of themselves."""
+    shards = open_shards(root, skip=skip)
+    return dcp_layout(shards, forms_of(like) if like is not None else None)
