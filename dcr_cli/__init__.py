@@ -37,6 +37,13 @@ if TYPE_CHECKING:
     )
     from dcr_cli.follow import Arrival as Arrival, follow as follow
     from dcr_cli.inspect import InspectResult as InspectResult, inspect as inspect
+    from dcr_cli.layouts import (
+        CheckLayoutResult as CheckLayoutResult,
+        LayoutResult as LayoutResult,
+        check_layout as check_layout,
+        compose_layouts as compose_layouts,
+        show_layout as show_layout,
+    )
     from dcr_cli.log import LogResult as LogResult, log as log
     from dcr_cli.prune import PruneResult as PruneResult, prune as prune
     from dcr_cli.publish import Publisher as Publisher
@@ -67,6 +74,11 @@ _HOME_OF = {
     "follow": "follow",
     "Arrival": "follow",
     "InspectResult": "inspect",
+    "LayoutResult": "layouts",
+    "CheckLayoutResult": "layouts",
+    "show_layout": "layouts",
+    "check_layout": "layouts",
+    "compose_layouts": "layouts",
     "log": "log",
     "LogResult": "log",
     "status": "status",
@@ -97,6 +109,7 @@ __all__ = [
     "AnchorResult",
     "ApplyResult",
     "Arrival",
+    "CheckLayoutResult",
     "CommitResult",
     "ConflictError",
     "DamagedError",
@@ -105,6 +118,7 @@ __all__ = [
     "HookError",
     "IncompleteError",
     "InspectResult",
+    "LayoutResult",
     "LocalError",
     "LogResult",
     "NotFoundError",
@@ -124,7 +138,9 @@ __all__ = [
     "__version__",
     "anchor",
     "apply",
+    "check_layout",
     "commit",
+    "compose_layouts",
     "diff",
     "follow",
     "inspect",
@@ -133,6 +149,7 @@ __all__ = [
     "pull",
     "push",
     "show",
+    "show_layout",
     "status",
     "verify",
     "verify_remote",

@@ -27,6 +27,10 @@ from dcr_cli.cli import COMMANDS, main
 from dcr_cli.cli.options import commands as commands_by_name
 from dcr_cli.cli.session import Session
 from dcr_cli.errors import DamagedError, IncompleteError
+from dcr_cli.layout.box import whole_box
+from dcr_cli.layout.document import encode_layout
+from dcr_cli.layout.layout import Form, Layout, LocalTensor, Placement
+from dcr_cli.layout.opening import forms_of
 from dcr_cli.push import push
 from faults import watching
 from receivers import fresh_copy, tree
@@ -103,7 +107,22 @@ def commands(pair: tuple[Path, Path], delta: Path, tmp_path: Path) -> dict[str, 
         **{name: (name, tmp_path / "remote") for name in ("commit", "log", "status", "prune")},
         "anchor": ("anchor", pair[0], tmp_path / "remote"),
         "pull": ("pull", tmp_path / "remote", tmp_path / "receiver"),
+        "layout show": ("layout", "show", layout_of_itself(pair[0], tmp_path)),
+        "layout check": ("layout", "check", layout_of_itself(pair[0], tmp_path), pair[0]),
+        "layout compose": ("layout", "compose", *2 * (layout_of_itself(pair[0], tmp_path),)),
     }
+
+
+def layout_of_itself(checkpoint: Path, folder: Path) -> Path:
+    """A layout of a checkpoint's own shards, in which everything lies as it is."""
+    opened = open_checkpoint(checkpoint)
+    shards: dict[str, dict[str, LocalTensor]] = {shard.path: {} for shard in opened.shards}
+    for tensor in opened.tensors:
+        form = Form(tensor.dtype.name, tensor.shape)
+        boxes = (Placement(tensor.name, whole_box(tensor.elements)),) if tensor.elements else ()
+        shards[opened.shards[tensor.shard].path][tensor.name] = LocalTensor(form, boxes)
+    (folder / "layout.json").write_bytes(encode_layout(Layout("its own", forms_of(opened), shards)))
+    return folder / "layout.json"
 
 
 @pytest.fixture
@@ -145,9 +164,9 @@ def test_quiet_is_quiet(command: str, run: Run, tiny_pair: tuple[Path, Path], de
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("bare", [False, True])
 def test_json_of_a_failure_is_one_document(command: str, bare: bool, run: Run, tmp_path: Path) -> None:
-    arguments = 2 if command in ("diff", "apply", "push", "pull", "anchor") else 1
+    arguments = 2 if command in ("diff", "apply", "push", "pull", "anchor", "layout compose") else 1
     nowhere = [] if bare else [tmp_path / f"nowhere-{number}" for number in range(arguments)]
-    ran = run(command, *nowhere, "--json")
+    ran = run(*command.split(), *nowhere, "--json")
     code = 2 if bare else 3
     error = ran.json["error"]
     assert (ran.code, ran.json["exit_code"], ran.json["ok"], ran.json["command"]) == (code, code, False, command)
@@ -156,7 +175,7 @@ def test_json_of_a_failure_is_one_document(command: str, bare: bool, run: Run, t
     assert ran.err.splitlines()[0] == f"dcr: {error['message']}"
 
 
-@pytest.mark.parametrize("command", [(), *((name,) for name in COMMANDS)])
+@pytest.mark.parametrize("command", [(), *(tuple(name.split()) for name in COMMANDS)])
 def test_help(command: tuple[str, ...], run: Run) -> None:
     for option in ("--help", "-h"):
         ran = run(*command, option)

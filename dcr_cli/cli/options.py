@@ -113,8 +113,10 @@ def _number_of_jobs(text: str) -> int:
     raise UsageError("--jobs", facts, hint="leave it out to use the CPUs that this process may use")
 
 
-# In the order in which `dcr --help` lists them.
+# In the order in which `dcr --help` lists them; those of a group by both of their words.
 commands: dict[str, Callable[..., int]] = {}
+# What the commands of a group have in common, by its name.
+groups: dict[str, str] = {}
 
 
 def command(function: Callable[..., int]) -> Callable[..., int]:
@@ -124,6 +126,16 @@ def command(function: Callable[..., int]) -> Callable[..., int]:
     """
     commands[function.__name__] = function
     return function
+
+
+def command_of(group: str, name: str) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    """Register a function as the command `name` of a group."""
+
+    def register(function: Callable[..., int]) -> Callable[..., int]:
+        commands[f"{group} {name}"] = function
+        return function
+
+    return register
 
 
 def with_common_options(function: Callable[..., int]) -> Callable[..., Callable[[], int]]:

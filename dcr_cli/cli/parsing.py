@@ -11,7 +11,7 @@ from typing import Any
 
 import typer
 
-from dcr_cli.cli.options import Help, Version, commands, with_common_options
+from dcr_cli.cli.options import Help, Version, commands, groups, with_common_options
 from dcr_cli.cli.session import Session
 from dcr_cli.errors import DcrError, UsageError
 
@@ -39,19 +39,41 @@ def before_dashes(given: list[str]) -> list[str]:
 
 
 def command_in(given: list[str]) -> str | None:
-    """What stands where a command is expected; None for an address, which may hold a password."""
-    found = next((word for word in before_dashes(given) if not word.startswith("-")), None)
-    return found if found is None or not _ADDRESS.match(found) else None
+    """What stands where a command is expected, of a group both words; None for an address, which may hold a
+    password."""
+    words = [word for word in before_dashes(given) if not word.startswith("-")]
+    if not words or _ADDRESS.match(words[0]):
+        return None
+    both = " ".join(words[:2])
+    return both if both in commands else words[0]
 
 
 def _parser(given: list[str]) -> Any:
     """What parses `given`: it knows the name and help of every command, but the options only of those named there."""
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     app.callback(invoke_without_command=True, add_help_option=False)(_root)
+    inner: dict[str, typer.Typer] = {}
     for name, function in commands.items():
-        parsed = with_common_options(function) if name in given else _not_asked_for
-        app.command(name, help=function.__doc__, add_help_option=False)(parsed)
+        words = name.split()
+        parsed = with_common_options(function) if set(words) <= set(given) else _not_asked_for
+        home = app
+        if len(words) > 1:
+            home = inner.get(words[0]) or _group(words[0], app, inner)
+        home.command(words[-1], help=function.__doc__, add_help_option=False)(parsed)
     return typer.main.get_command(app)
+
+
+def _group(name: str, app: typer.Typer, inner: dict[str, typer.Typer]) -> typer.Typer:
+    """Begin a group of commands within `app`."""
+    group = inner[name] = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+    def ask(context: typer.Context, show_help: Help = False) -> None:
+        if context.invoked_subcommand is None:
+            raise UsageError(name, "a command is missing", hint=f"dcr {name} --help")
+
+    group.callback(invoke_without_command=True, add_help_option=False)(ask)
+    app.add_typer(group, name=name, help=groups[name])
+    return group
 
 
 def _usage_error(error: typer.TyperException, command: str | None, given: list[str]) -> DcrError:

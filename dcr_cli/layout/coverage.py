@@ -118,6 +118,33 @@ class Coverage:
             raise DamagedError(what, f"has shape {list(form.shape)}, but {error}") from error
 
 
+def check_locals(layout: Layout) -> None:
+    """Raise DamagedError if an element of a local tensor is in two boxes: it could not hold both."""
+    known: set[tuple[Box, ...]] = set()
+    for path, tensors in layout.shards.items():
+        for name, tensor in tensors.items():
+            boxes = tuple(placement.box for placement in tensor.placements)
+            if len(boxes) < 2 or boxes in known:
+                continue
+            element = _first_shared([box.inverse() for box in boxes])
+            if element is not None:
+                where = coordinate(element, tensor.form)
+                raise DamagedError(f"{layout.what}: {shown(name)} of {shown(path)}", f"element {where} is in two boxes")
+            known.add(boxes)
+
+
+def _first_shared(boxes: Sequence[Box]) -> int | None:
+    """An element of the canonical tensor that is in two of some boxes."""
+    open_boxes: list[Box] = []
+    for box in sorted(boxes, key=lambda box: box.canonical):
+        open_boxes = [other for other in open_boxes if other.canonical_end > box.canonical]
+        for other in open_boxes:
+            for meeting in meetings(other, box):
+                return meeting.canonical
+        open_boxes.append(box)
+    return None
+
+
 def coordinate(element: int, form: Form) -> str:
     """Where an element is, for people."""
     index = index_of(element, form.shape)

@@ -137,7 +137,7 @@ def lay(shards: RankShards, layout: Layout, like: Checkpoint | None) -> LaidChec
     """
     _check_shards(shards, layout)
     if like is not None:
-        _check_like(layout, like)
+        check_like(layout, like)
     sources = _sources(shards, layout)
     places, tensors = (like.shards, like.tensors) if like is not None else _thought_of(layout)
     by_name = {tensor.name: tensor for tensor in tensors}
@@ -194,7 +194,7 @@ def _check_shards(shards: RankShards, layout: Layout) -> None:
             raise DamagedError(what, facts, hint="a layout says of every tensor what it is, or that it is skipped")
 
 
-def _check_like(layout: Layout, like: Checkpoint) -> None:
+def check_like(layout: Layout, like: Checkpoint) -> None:
     """Raise DamagedError unless the layout's canonical tensors are those of the base."""
     for name, form in layout.tensors.items():
         tensor = like.by_name.get(name)
