@@ -470,6 +470,13 @@ class TestWanted:
                 bring(pair[0], wanted_of(pair[1]), Gone(), **manner)
 
 
+    def test_a_link_in_a_circle(self, tmp_path: Path, pair: tuple[Path, Path]) -> None:
+        (tmp_path / "circle").symlink_to("circle")
+        with pytest.raises(LocalError, match="leads in a circle") as caught:
+            bring(tmp_path / "circle", wanted_of(pair[1]), Gone())
+        assert "readlink" in str(caught.value.hint)
+
+
 class TestInProgress:
     """What others are told between the first and the last step of a change, and how it ends."""
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from dcr_cli.arguments import check_path, is_loop
 from dcr_cli.durable import Folder
-from dcr_cli.errors import LocalError, UsageError
+from dcr_cli.errors import IN_A_CIRCLE, LocalError, UsageError
 from dcr_cli.receiver.beside import ASIDE
 from dcr_cli.receiver.change import IN_PLACE, REPLACE
 from dcr_cli.receiver.install_beside import install_aside, install_new, rehearse_install_aside, rehearse_new
@@ -56,7 +56,7 @@ def install(checkpoint: str | Path, request: Request, manner: Manner) -> Install
     if manner.keep_previous and manner.mode != ASIDE:
         raise UsageError("install", "keep_previous needs mode aside")
     if is_loop(path):
-        raise LocalError(f"checkpoint {path}", "is a link that leads in a circle")
+        raise LocalError(f"checkpoint {path}", "is a link that leads in a circle", hint=IN_A_CIRCLE)
     check_wanted(request.wanted, request.origin)
     if manner.mode == ASIDE:
         way = rehearse_install_aside if manner.dry_run else install_aside
