@@ -19,6 +19,7 @@ import zstandard
 
 import dcr_cli
 import dcr_kernels as kernels
+from dcr_cli.checkpoint import patterns
 from dcr_cli.checkpoint.digest import object_digest
 from dcr_cli.checkpoint.header import DTYPES, write_safetensors
 from dcr_cli.delta.bits import BitReader, BitWriter, read_varint, write_varint
@@ -367,6 +368,20 @@ def test_rule_25_skipped_is_small() -> None:
 @pytest.mark.parametrize("pattern", [b"*", b"config.json", b"model.safetensor?", b"s[tu]b", b"sub/", b"*notes.txt"])
 def test_rule_25_skipped_matches_no_file(pattern: bytes) -> None:
     refused_manifest(with_texts("skipped", b"*.bin", pattern), "is skipped by a pattern")
+
+
+@pytest.mark.parametrize("column", ["files", "removed_files"])
+def test_rule_25_paths_beside_skipped_are_not_too_many(column: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit itself is that of test_file_rules."""
+    last = getattr(MANIFEST, column)[-1]
+    longer = replace(last, path=f"z/{'long' * 40}")
+    manifest = replace(MANIFEST, **{column: (*getattr(MANIFEST, column)[:-1], longer)}, skipped=("*.bin",))
+    most = sum(len(file.path.encode()) for file in getattr(manifest, column))
+    monkeypatch.setattr(patterns, "MAX_PATHS_BYTES", most)
+    assert decode_manifest(document(columns(manifest)), None, "") == manifest
+    monkeypatch.setattr(patterns, "MAX_PATHS_BYTES", most - 1)
+    refused_manifest(columns(manifest), f"its paths have {most} bytes together, with skip patterns")
+    decode_manifest(document(columns(replace(manifest, skipped=()))), None, "")
 
 
 def test_rule_26_digests_are_as_many_as_tensors_without_pieces() -> None:
