@@ -86,8 +86,8 @@ class ContextDraft:
 class Draft:
     """What is kept of a scanned block until its piece has an encoding.
 
-    `changes` are None where they would take much memory; then the block is read again. `copied_bytes` is what is kept
-    besides where it could not be.
+    `changes` are None where they would take much memory; then the block is read again. `gap_position_bits` are counted
+    for the sample of a choice alone. `copied_bytes` is what is kept besides where it could not be.
     """
 
     changed: int
@@ -139,9 +139,12 @@ class Compared:
     draft: Draft | None
 
 
-def compare_block(base: Elements, target: Elements, offset: int, dtype: Dtype, *, context: bool, gap: bool) -> Compared:
+def compare_block(
+    base: Elements, target: Elements, offset: int, dtype: Dtype, *, context: bool, gap: bool, is_sample: bool = True
+) -> Compared:
     """Compare two sides of a block at byte `offset` of its tensor, and do all the work on its changes that does not
-    depend on the piece's encoding, for those that may be chosen."""
+    depend on the piece's encoding, for those that may be chosen. What the choice is made from is counted if the block
+    may be part of its sample."""
     found = kernels.compare(base, target, offset, (dtype.exponent_bits, dtype.exponent_shift) if context else None)
     changed = len(found.positions)
     if not changed:
@@ -149,13 +152,14 @@ def compare_block(base: Elements, target: Elements, offset: int, dtype: Dtype, *
     context_draft = None
     if found.draft is not None:
         # Where there is a choice, it will be asked for by the one thread that chooses.
-        bins = kernels.magnitude_bins(found.draft.class_counts, found.draft.magnitudes) if gap else None
+        is_asked = gap and is_sample
+        bins = kernels.magnitude_bins(found.draft.class_counts, found.draft.magnitudes) if is_asked else None
         context_draft = ContextDraft(*found.draft, bins)
     draft = Draft(
         changed=changed,
         elements=len(base),
         context=context_draft,
-        gap_position_bits=kernels.position_bits(len(base), found.positions) if gap else 0,
+        gap_position_bits=kernels.position_bits(len(base), found.positions) if gap and is_sample else 0,
         changes=Changes(found.positions, found.old, found.new) if gap and changed * KEPT_SHARE <= len(base) else None,
     )
     return Compared(found.digest, found.growth, draft)
