@@ -19,7 +19,7 @@ from dcr_cli.checkpoint.names import listed
 from dcr_cli.checkpoint.patterns import check_patterns
 from dcr_cli.delta.chain import ChainPayloads, check_chain, compose, split
 from dcr_cli.delta.delta import Delta, open_delta
-from dcr_cli.delta.payload import PayloadReader
+from dcr_cli.delta.payload_reader import PayloadReader
 from dcr_cli.durable import Folder, open_folder
 from dcr_cli.errors import IN_A_CIRCLE, DamagedError, IncompleteError, LocalError, UsageError
 from dcr_cli.receiver.apply_result import ApplyResult, joined

@@ -25,7 +25,7 @@ from dcr_cli.checkpoint.header import DTYPES, write_safetensors
 from dcr_cli.delta.bits import BitReader, BitWriter, read_varint, write_varint
 from dcr_cli.delta.commit import decode_commit, encode_commit, open_digests, open_manifest
 from dcr_cli.delta.document import Columns
-from dcr_cli.delta.encoding import Encoding, decode_block, decode_whole, encode_whole
+from dcr_cli.delta.encoding import Encoding, decode_block
 from dcr_cli.delta.frame import encode_frame
 from dcr_cli.delta.huffman import HuffmanTable, read_table
 from dcr_cli.delta.manifest import (
@@ -38,7 +38,9 @@ from dcr_cli.delta.manifest import (
     encode_digests,
     encode_manifest,
 )
-from dcr_cli.delta.payload import PayloadReader, encode_payload, payload_name, read_head, split_run
+from dcr_cli.delta.payload import encode_payload, payload_name, read_head, split_run
+from dcr_cli.delta.payload_reader import PayloadReader
+from dcr_cli.delta.whole import decode_whole, encode_whole
 from dcr_cli.errors import DcrError
 from dcr_kernels.streams import RangeEncoder, write_magnitude
 from documents import (

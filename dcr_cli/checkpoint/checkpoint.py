@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dcr_cli.arguments import check_path
 from dcr_cli.checkpoint.digest import ObjectHasher, object_digest
+from dcr_cli.checkpoint.file_kinds import file_kind
 from dcr_cli.checkpoint.folder import Files, Identity, check_same, pattern_of, scan, skip_hint
-from dcr_cli.checkpoint.header import DTYPES, Dtype, Header, bytes_view, file_kind, read_header
+from dcr_cli.checkpoint.header import DTYPES, Dtype, Header, bytes_view, read_header
 from dcr_cli.checkpoint.in_progress import check_complete
 from dcr_cli.checkpoint.names import path_fault, shown
 from dcr_cli.checkpoint.parts import (

@@ -12,7 +12,7 @@ from pathlib import Path
 from dcr_cli.delta.chain import ChainPayloads, compose
 from dcr_cli.delta.delta import open_delta
 from dcr_cli.delta.line import COMMIT_LIMIT
-from dcr_cli.delta.payload import PayloadReader
+from dcr_cli.delta.payload_reader import PayloadReader
 from dcr_cli.errors import DamagedError
 from dcr_cli.fetch.download import fetch_documents, fetch_versions
 from dcr_cli.fetch.source import Source

@@ -10,7 +10,7 @@ import stat
 import unicodedata
 from collections.abc import Collection, Iterable
 
-from dcr_cli.checkpoint.header import file_kind
+from dcr_cli.checkpoint.file_kinds import file_kind
 from dcr_cli.checkpoint.in_progress import STATE_FOLDER
 from dcr_cli.checkpoint.names import shown
 from dcr_cli.durable import Folder, NoRoomError
