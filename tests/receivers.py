@@ -25,7 +25,7 @@ from dcr_cli.delta.strided import box_elements, flat_indices
 from dcr_cli.delta.whole import encode_whole
 from dcr_cli.diff import diff
 from dcr_cli.errors import IncompleteError
-from dcr_cli.receiver.link import encode_claim, link_identity
+from dcr_cli.receiver.beside.link import encode_claim, link_identity
 from strategies import (
     TensorData,
     shard_bytes,

@@ -19,7 +19,8 @@ from dcr_cli.fetch.source import Source
 from dcr_cli.fetch.spool import Spool
 from dcr_cli.fetch.wish import Wish
 from dcr_cli.fetch.words import Word, say
-from dcr_cli.receiver.beside import ASIDE, build_aside
+from dcr_cli.receiver.beside.aside import build_aside
+from dcr_cli.receiver.beside.folders import ASIDE
 from dcr_cli.receiver.job import Target
 from dcr_cli.receiver.rehearsal import rehearse_change
 from dcr_cli.receiver.survey import open_root
