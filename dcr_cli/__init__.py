@@ -49,7 +49,8 @@ if TYPE_CHECKING:
     from dcr_cli.publish import Publisher as Publisher
     from dcr_cli.pull import PullResult as PullResult, pull as pull
     from dcr_cli.push import PushResult as PushResult, push as push
-    from dcr_cli.show import ShowAnchorResult as ShowAnchorResult, ShowResult as ShowResult, show as show
+    from dcr_cli.show import show as show
+    from dcr_cli.show_result import ShowAnchorResult as ShowAnchorResult, ShowResult as ShowResult
     from dcr_cli.status import StatusResult as StatusResult, status as status
     from dcr_cli.verify import VerifyResult as VerifyResult, verify as verify
     from dcr_cli.verify_remote import VerifyRemoteResult as VerifyRemoteResult, verify_remote as verify_remote

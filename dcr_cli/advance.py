@@ -32,11 +32,11 @@ from dcr_cli.fetch.spool import Spool, spool_of
 from dcr_cli.fetch.way import Way
 from dcr_cli.fetch.wish import Wish
 from dcr_cli.finishing import check_overtakable
-from dcr_cli.receiver.beside import ASIDE
-from dcr_cli.receiver.install import Manner, install
-from dcr_cli.receiver.install_here import Request
-from dcr_cli.receiver.install_result import InstallResult
-from dcr_cli.receiver.install_site import Allowance
+from dcr_cli.receiver.beside.folders import ASIDE
+from dcr_cli.receiver.install.here import Request
+from dcr_cli.receiver.install.install import Manner, install
+from dcr_cli.receiver.install.result import InstallResult
+from dcr_cli.receiver.install.site import Allowance
 from dcr_cli.receiver.receiver import Receiver
 from dcr_cli.receiver.survey import open_root
 from dcr_cli.remote.version import Published

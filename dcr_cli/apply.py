@@ -1,7 +1,7 @@
 """Brings a checkpoint by deltas from base to target, byte for byte; what was stopped is finished by the next run.
 
-This module checks what is asked for and chooses the way, and which deltas go in one pass; change.py changes a receiver
-where it is, beside.py builds a new folder.
+This module checks what is asked for and chooses the way, and which deltas go in one pass; receiver/here.py changes a
+receiver where it is, receiver/beside/ builds new folders.
 """
 
 from __future__ import annotations
@@ -19,15 +19,18 @@ from dcr_cli.checkpoint.names import listed
 from dcr_cli.checkpoint.patterns import check_patterns
 from dcr_cli.delta.chain import ChainPayloads, check_chain, compose, split
 from dcr_cli.delta.delta import Delta, open_delta
-from dcr_cli.delta.payload import PayloadReader
+from dcr_cli.delta.payload_reader import PayloadReader
 from dcr_cli.durable import Folder, open_folder
 from dcr_cli.errors import IN_A_CIRCLE, DamagedError, IncompleteError, LocalError, UsageError
 from dcr_cli.receiver.apply_result import ApplyResult, joined
-from dcr_cli.receiver.beside import ASIDE, apply_aside, apply_to
+from dcr_cli.receiver.beside.aside import apply_aside
+from dcr_cli.receiver.beside.folders import ASIDE
+from dcr_cli.receiver.beside.to import apply_to
 from dcr_cli.receiver.change import IN_PLACE, REPLACE
 from dcr_cli.receiver.here import change, finish
 from dcr_cli.receiver.job import Progress, Target
-from dcr_cli.receiver.receiver import Marker, Receiver
+from dcr_cli.receiver.marker import Marker
+from dcr_cli.receiver.receiver import Receiver
 from dcr_cli.receiver.record import read_recorded_state
 from dcr_cli.receiver.rehearsal import find_there, rehearse_aside, rehearse_change, rehearse_to
 from dcr_cli.receiver.start import TargetOf, find_start

@@ -242,6 +242,8 @@ class _Run:
         sides = scanned.sides
         load = partial(self.scanner.load, scanned.part) if sides is None else lambda: sides
         row.feed.add(scanned.draft, load)
+        if row.feed.is_begun and self.encoder.has_chosen:
+            self.scanner.chosen_row = scanned.part.row
         if not row.blocks_left:
             row.feed.end(partial(_remember, row))
             row.changed, row.feed = row.feed.changed, None

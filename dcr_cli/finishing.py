@@ -21,9 +21,9 @@ from dcr_cli.fetch.source import signers_of
 from dcr_cli.fetch.spool import Spool, spool_of
 from dcr_cli.fetch.wish import Wish
 from dcr_cli.receiver.fetched import FETCHED, deltas_to_finish
-from dcr_cli.receiver.install import Manner, install, wanted_in_progress
-from dcr_cli.receiver.install_here import Request
-from dcr_cli.receiver.install_site import marker_in
+from dcr_cli.receiver.install.here import Request
+from dcr_cli.receiver.install.install import Manner, install, wanted_in_progress
+from dcr_cli.receiver.install.site import marker_in
 from dcr_cli.receiver.receiver import Receiver
 from dcr_cli.receiver.survey import open_root
 from dcr_cli.remote.version import Published

@@ -36,7 +36,7 @@ from dcr_cli.fetch.spool import Spool, spool_of
 from dcr_cli.fetch.wish import Wish, make_wish
 from dcr_cli.finishing import finish
 from dcr_cli.receiver.change import REPLACE
-from dcr_cli.receiver.gather import Effort, Progress
+from dcr_cli.receiver.install.gather import Effort, Progress
 from dcr_cli.remote.hint import GIVEN_UP, STREAMING, read_hint
 from dcr_cli.remote.keys import Place
 from dcr_cli.remote.log import Known

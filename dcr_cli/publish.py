@@ -30,7 +30,7 @@ from dcr_cli.publisher.outgoing import Outgoing, drop_outgoing, outgoing_path
 from dcr_cli.publisher.publication import Publication
 from dcr_cli.publisher.push_result import PushResult
 from dcr_cli.receiver.change import IN_PLACE
-from dcr_cli.receiver.gather import Effort
+from dcr_cli.receiver.install.gather import Effort
 from dcr_cli.receiver.record import read_record
 from dcr_cli.remote.history import require_history
 from dcr_cli.remote.keys import HISTORY_KEY, Place

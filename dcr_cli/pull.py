@@ -17,7 +17,7 @@ from dcr_cli.fetch.pull_result import PullResult
 from dcr_cli.fetch.wish import Wish, make_wish
 from dcr_cli.finishing import finish
 from dcr_cli.receiver.change import REPLACE
-from dcr_cli.receiver.gather import Effort, Progress
+from dcr_cli.receiver.install.gather import Effort, Progress
 from dcr_cli.store.location import folder_of
 from dcr_cli.store.opening import open_store
 from dcr_cli.work import threads

@@ -35,7 +35,7 @@ from dcr_cli.publisher.push_result import PushResult
 from dcr_cli.publisher.quorum import Quorum, wait_for
 from dcr_cli.publisher.readiness import check_ready, check_settled
 from dcr_cli.receiver.change import IN_PLACE
-from dcr_cli.receiver.gather import Effort
+from dcr_cli.receiver.install.gather import Effort
 from dcr_cli.remote.anchor import Anchor
 from dcr_cli.remote.history import ENCODINGS, History, encode_history, read_history
 from dcr_cli.remote.keys import APPLIED, HISTORY_KEY, Place, new_id

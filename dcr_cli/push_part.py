@@ -35,7 +35,7 @@ from dcr_cli.publisher.part_waiting import Ended, Patience, has_part, too_late, 
 from dcr_cli.publisher.publication import Publication
 from dcr_cli.publisher.readiness import check_ready, check_settled
 from dcr_cli.publisher.shares import Slice, cut
-from dcr_cli.receiver.gather import Effort
+from dcr_cli.receiver.install.gather import Effort
 from dcr_cli.remote.hint import STREAMING, Hint, write_hint
 from dcr_cli.remote.history import require_history
 from dcr_cli.remote.keys import VERSIONS

@@ -10,13 +10,13 @@ from dcr_cli.checkpoint.checkpoint import open_checkpoint
 from dcr_cli.checkpoint.digest import object_digest
 from dcr_cli.content import Workers, read_state
 from dcr_cli.errors import TransportError
-from dcr_cli.receiver import wanted as wanted_module
-from dcr_cli.receiver.gather import Effort
-from dcr_cli.receiver.install import Manner, install
-from dcr_cli.receiver.install_here import Request
-from dcr_cli.receiver.install_result import InstallResult
-from dcr_cli.receiver.install_site import Allowance
-from dcr_cli.receiver.wanted import Fetcher, Wanted, WantedFile
+from dcr_cli.receiver.install import wanted as wanted_module
+from dcr_cli.receiver.install.gather import Effort
+from dcr_cli.receiver.install.here import Request
+from dcr_cli.receiver.install.install import Manner, install
+from dcr_cli.receiver.install.result import InstallResult
+from dcr_cli.receiver.install.site import Allowance
+from dcr_cli.receiver.install.wanted import Fetcher, Wanted, WantedFile
 
 ORIGIN = "file:///remote"
 

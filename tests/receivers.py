@@ -17,22 +17,15 @@ from dcr_cli.checkpoint.digest import content_digest, digest_bytes, object_diges
 from dcr_cli.checkpoint.header import DTYPES
 from dcr_cli.delta.commit import encode_commit
 from dcr_cli.delta.delta import open_delta
-from dcr_cli.delta.encoding import (
-    BLOCK_BYTES,
-    Elements,
-    Encoding,
-    compare_block,
-    encode_block,
-    encode_whole,
-    uint_dtype,
-)
+from dcr_cli.delta.encoding import BLOCK_BYTES, Elements, Encoding, compare_block, encode_block, uint_dtype
 from dcr_cli.delta.huffman import build_table, write_table
 from dcr_cli.delta.manifest import Box, Manifest, Piece, TensorRow, encode_digests, encode_manifest
 from dcr_cli.delta.payload import PayloadWriter
 from dcr_cli.delta.strided import box_elements, flat_indices
+from dcr_cli.delta.whole import encode_whole
 from dcr_cli.diff import diff
 from dcr_cli.errors import IncompleteError
-from dcr_cli.receiver.link import encode_claim, link_identity
+from dcr_cli.receiver.beside.link import encode_claim, link_identity
 from strategies import (
     TensorData,
     shard_bytes,

@@ -474,6 +474,8 @@ def read_delta_of(commit: dict[str, Any], folder: Path) -> Delta:
     skipped = columns.texts("skipped")
     require(all(skipped) and sum(len(text.encode()) for text in skipped) <= 16384, "patterns of skipped [25]")
     removed_files = read_removed_files(columns, [file.path for file in files])
+    for paths in ([file.path for file in files], removed_files):
+        require(not skipped or sum(len(path.encode()) for path in paths) <= 16 * MEBIBYTE, "paths and skipped [25]")
     for path in [*(file.path for file in files), *removed_files]:
         parts = path.split("/")
         above = ["/".join(parts[:count]) for count in range(1, len(parts))]

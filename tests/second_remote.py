@@ -191,6 +191,8 @@ def check_files(members: dict[str, Any]) -> list[dict[str, Any]]:
     require(isinstance(skipped, list) and all(isinstance(text, str) and text for text in skipped), "skipped [88, 103]")
     assert isinstance(files, list) and isinstance(skipped, list)
     require(sum(len(text.encode()) for text in skipped) <= 16384, "skipped is too long [103]")
+    paths = "".join(str(file.get("path")) for file in files).encode()
+    require(not skipped or len(paths) <= 16 * MEBIBYTE, "paths beside skipped [103]")
     for file in files:
         path, kind, size, ranges = (file.get(member) for member in ("path", "kind", "bytes", "ranges"))
         require(isinstance(path, str) and type(kind) is int and is_count(size), "a file's members [88]")

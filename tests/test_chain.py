@@ -27,9 +27,9 @@ from dcr_cli.delta.manifest import Box
 from dcr_cli.durable import open_folder
 from dcr_cli.errors import DamagedError, IncompleteError, LocalError, UnsupportedError, UsageError, WrongBaseError
 from dcr_cli.inspect import inspect
-from dcr_cli.receiver import passes
 from dcr_cli.receiver.apply_result import ApplyResult
 from dcr_cli.receiver.fetched import FETCHED, deltas_to_finish
+from dcr_cli.receiver.passes import passes
 from dcr_cli.receiver.receiver import Receiver
 from dcr_cli.verify import verify
 from faults import failing_at, killed_at, stopped_at

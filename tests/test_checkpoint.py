@@ -546,6 +546,17 @@ def test_shards_and_weight_maps_with_unsafe_names(tmp_path: Path) -> None:
     assert "unsafe name: it has a control character" in str(refusal(tmp_path))
 
 
+def test_skipping_among_too_many_paths(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    most = sum(len(path) for path in open_checkpoint(root).identities)
+    monkeypatch.setattr("dcr_cli.checkpoint.patterns.MAX_PATHS_BYTES", most)
+    assert open_checkpoint(root, skip=["x"])
+    (root / "y").write_bytes(b"")
+    error = refusal(root, skip=["x"])
+    assert f"its paths have {most + 1} bytes together, with skip patterns at most {most}" in str(error)
+    assert error.hint == "move away what --skip was to leave out, and leave out --skip"
+    assert open_checkpoint(root) and open_checkpoint(root, skip=["x"], allow_strangers=True)
+
+
 def test_skipping_a_shard(root: Path) -> None:
     assert "leaves out shard" in str(refusal(root, UsageError, skip=["model-00002*"]))
     assert "empty pattern" in str(refusal(root, UsageError, skip=[""]))

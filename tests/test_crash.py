@@ -21,7 +21,7 @@ from dcr_cli.apply import apply
 from dcr_cli.checkpoint.checkpoint import open_checkpoint
 from dcr_cli.durable import NoRoomError
 from dcr_cli.errors import DamagedError, IncompleteError, LocalError, UnsupportedError, WrongBaseError
-from dcr_cli.receiver.link import LinkIdentity
+from dcr_cli.receiver.beside.link import LinkIdentity
 from dcr_cli.verify import verify
 from faults import PowerLoss, failing_at, killed_at, stopped_at, watching
 from receivers import claim, fresh_copy, make_delta, names_below, state_of, tree, write_rich_pair, write_turned_pair
@@ -173,10 +173,10 @@ def test_killed_at_every_step(place: Path, way: str) -> None:
 @pytest.fixture
 def copies_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take links and folders for those that they are copies of."""
-    monkeypatch.setattr("dcr_cli.receiver.link.link_identity", lambda status: LinkIdentity(1, 1))
+    monkeypatch.setattr("dcr_cli.receiver.beside.link.link_identity", lambda status: LinkIdentity(1, 1))
     monkeypatch.setattr("receivers.link_identity", lambda status: LinkIdentity(1, 1))
-    monkeypatch.setattr("dcr_cli.receiver.carry.place_of", lambda status: (0, 0))
-    monkeypatch.setattr("dcr_cli.receiver.beside.place_of", lambda status: (0, 0))
+    monkeypatch.setattr("dcr_cli.receiver.beside.carry.place_of", lambda status: (0, 0))
+    monkeypatch.setattr("dcr_cli.receiver.beside.aside.place_of", lambda status: (0, 0))
 
 
 @pytest.mark.usefixtures("copies_count")

@@ -11,17 +11,9 @@ from hypothesis import given, settings, strategies as st
 import dcr_kernels as kernels
 from dcr_cli.checkpoint.header import DTYPES, Dtype
 from dcr_cli.delta.choice import ALLOWED, Allowed, Choice, StatesSample, _log2_times, choose
-from dcr_cli.delta.encoding import (
-    Changed,
-    Elements,
-    Encoding,
-    compare_block,
-    decode_block,
-    decode_whole,
-    encode_block,
-    encode_whole,
-)
+from dcr_cli.delta.encoding import Changed, Elements, Encoding, compare_block, decode_block, encode_block
 from dcr_cli.delta.huffman import HuffmanTable, build_table
+from dcr_cli.delta.whole import decode_whole, encode_whole
 
 SIZES = (1, 2, 63, 64, 65, 1000, 5000)
 

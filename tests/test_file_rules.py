@@ -91,6 +91,16 @@ def test_sizes() -> None:
     check_file_sizes(names, [SHARD] * 17, [64 << 20] * 17, "list")
 
 
+def test_paths_with_skip_patterns() -> None:
+    """4097 paths of 4095 bytes are the most."""
+    paths = ["/".join([f"{number:0255}"] * 16) for number in range(4098)]
+    check_skipped(["x"], paths[1:], "list")
+    check_skipped([], paths, "list")
+    match = "list: its paths have 16781310 bytes together, with skip patterns at most 16777216 are allowed"
+    with pytest.raises(DamagedError, match=match):
+        check_skipped(["x"], paths, "list")
+
+
 def test_skip_patterns() -> None:
     check_skipped(["*.bin", "original/"], ["a.json", "b/original"], "list")
     check_skipped(["x" * 16_384], ["y"], "list")

@@ -21,7 +21,7 @@ from dcr_cli.fetch.spool import spool_of
 from dcr_cli.fetch.wish import Wish
 from dcr_cli.fetch.words import Speaker
 from dcr_cli.follow import Arrival, Follower, Pace
-from dcr_cli.receiver.gather import Effort
+from dcr_cli.receiver.install.gather import Effort
 from dcr_cli.remote.acknowledgement import read_acknowledgement
 from dcr_cli.remote.hint import GIVEN_UP, PREPARED, STREAMING, Hint, write_hint
 from dcr_cli.remote.keys import STAGED, AcknowledgementPlace, Place, commit_key, payload_key, prepared_key

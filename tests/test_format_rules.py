@@ -19,12 +19,13 @@ import zstandard
 
 import dcr_cli
 import dcr_kernels as kernels
+from dcr_cli.checkpoint import patterns
 from dcr_cli.checkpoint.digest import object_digest
 from dcr_cli.checkpoint.header import DTYPES, write_safetensors
 from dcr_cli.delta.bits import BitReader, BitWriter, read_varint, write_varint
 from dcr_cli.delta.commit import decode_commit, encode_commit, open_digests, open_manifest
 from dcr_cli.delta.document import Columns
-from dcr_cli.delta.encoding import Encoding, decode_block, decode_whole, encode_whole
+from dcr_cli.delta.encoding import Encoding, decode_block
 from dcr_cli.delta.frame import encode_frame
 from dcr_cli.delta.huffman import HuffmanTable, read_table
 from dcr_cli.delta.manifest import (
@@ -37,7 +38,9 @@ from dcr_cli.delta.manifest import (
     encode_digests,
     encode_manifest,
 )
-from dcr_cli.delta.payload import PayloadReader, encode_payload, payload_name, read_head, split_run
+from dcr_cli.delta.payload import encode_payload, payload_name, read_head, split_run
+from dcr_cli.delta.payload_reader import PayloadReader
+from dcr_cli.delta.whole import decode_whole, encode_whole
 from dcr_cli.errors import DcrError
 from dcr_kernels.streams import RangeEncoder, write_magnitude
 from documents import (
@@ -367,6 +370,20 @@ def test_rule_25_skipped_is_small() -> None:
 @pytest.mark.parametrize("pattern", [b"*", b"config.json", b"model.safetensor?", b"s[tu]b", b"sub/", b"*notes.txt"])
 def test_rule_25_skipped_matches_no_file(pattern: bytes) -> None:
     refused_manifest(with_texts("skipped", b"*.bin", pattern), "is skipped by a pattern")
+
+
+@pytest.mark.parametrize("column", ["files", "removed_files"])
+def test_rule_25_paths_beside_skipped_are_not_too_many(column: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit itself is that of test_file_rules."""
+    last = getattr(MANIFEST, column)[-1]
+    longer = replace(last, path=f"z/{'long' * 40}")
+    manifest = replace(MANIFEST, **{column: (*getattr(MANIFEST, column)[:-1], longer)}, skipped=("*.bin",))
+    most = sum(len(file.path.encode()) for file in getattr(manifest, column))
+    monkeypatch.setattr(patterns, "MAX_PATHS_BYTES", most)
+    assert decode_manifest(document(columns(manifest)), None, "") == manifest
+    monkeypatch.setattr(patterns, "MAX_PATHS_BYTES", most - 1)
+    refused_manifest(columns(manifest), f"its paths have {most} bytes together, with skip patterns")
+    decode_manifest(document(columns(replace(manifest, skipped=()))), None, "")
 
 
 def test_rule_26_digests_are_as_many_as_tensors_without_pieces() -> None:

@@ -18,7 +18,8 @@ from dcr_cli.delta.delta import open_delta
 from dcr_cli.delta.document import decode_document
 from dcr_cli.delta.encoding import Encoding
 from dcr_cli.delta.huffman import read_table
-from dcr_cli.delta.payload import PayloadReader, split_run
+from dcr_cli.delta.payload import split_run
+from dcr_cli.delta.payload_reader import PayloadReader
 from dcr_cli.diff import diff
 from dcr_cli.remote.acknowledgement import ACKNOWLEDGEMENT_KIND, encode_acknowledgement, read_acknowledgement
 from dcr_cli.remote.anchor import ANCHOR_KIND, decode_anchor, encode_anchor, open_anchor

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter
+from collections.abc import Mapping
 
 import numpy as np
 import pytest
@@ -50,6 +52,44 @@ def test_every_counted_symbol_can_be_coded(case: tuple[int, dict[int, int]]) -> 
 def test_skewed_counts_stay_within_twelve_bits() -> None:
     table = build_table({1 + i: 1 << (3 * i) for i in range(20)}, 2, complete=True)
     assert max(table.lengths.tolist()) <= 12
+
+
+def by_a_heap(weights: Mapping[int, int]) -> dict[int, int]:
+    """Huffman's own way: the two lightest are joined until one is left; of equal ones, those that came first."""
+    heap = [(weight, order, [symbol]) for order, (symbol, weight) in enumerate(weights.items())]
+    heapq.heapify(heap)
+    lengths = dict.fromkeys(weights, 0)
+    for order in range(len(heap), 2 * len(heap) - 1):
+        one, two = heapq.heappop(heap), heapq.heappop(heap)
+        for symbol in one[2] + two[2]:
+            lengths[symbol] += 1
+        heapq.heappush(heap, (one[0] + two[0], order, one[2] + two[2]))
+    return lengths
+
+
+@given(st.dictionaries(st.integers(0, 255), st.integers(1, 12), min_size=2, max_size=60))
+def test_code_lengths_are_those_of_huffmans_tree(counts: dict[int, int]) -> None:
+    """Symbols of eight bytes, each of which is worth a place in the table."""
+    table = build_table(counts, 8, complete=True)
+    expected = by_a_heap(dict(sorted(counts.items())))
+    assert dict(zip(table.symbols.tolist(), table.lengths.tolist(), strict=True)) == expected
+
+
+@given(symbol_counts(), st.booleans())
+def test_the_cost_of_a_table_is_what_it_takes(case: tuple[int, dict[int, int]], complete: bool) -> None:
+    width, counts = case
+    table = build_table(counts, width, complete=complete)
+    lengths = dict(zip(table.symbols.tolist(), table.lengths.tolist(), strict=True))
+    escaped = table.escape_length + 8 * width
+    coded = sum(count * lengths.get(symbol, escaped) for symbol, count in counts.items())
+    assert table_bits(table, counts, width) == coded + 8 * len(write_table(table))
+
+
+def test_of_too_many_symbols_the_most_frequent_stay() -> None:
+    counts = {symbol: 100 + symbol % 7 for symbol in range(2100)}
+    table = build_table(counts, 4, complete=True)
+    ordered = sorted(counts, key=lambda symbol: (-counts[symbol], symbol))
+    assert set(table.symbols.tolist()) == set(ordered[:2048]) and table.escape_length > 0
 
 
 def test_xor_masks_of_a_small_tensor_take_a_few_bytes() -> None:

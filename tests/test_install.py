@@ -30,9 +30,10 @@ from dcr_cli.errors import (
     UsageError,
     WrongBaseError,
 )
-from dcr_cli.receiver import places, wanted as wanted_module
-from dcr_cli.receiver.install import wanted_in_progress
-from dcr_cli.receiver.wanted import Wanted, check_wanted, decode_wanted, encode_wanted
+from dcr_cli.receiver import places
+from dcr_cli.receiver.install import wanted as wanted_module
+from dcr_cli.receiver.install.install import wanted_in_progress
+from dcr_cli.receiver.install.wanted import Wanted, check_wanted, decode_wanted, encode_wanted
 from dcr_cli.verify import verify
 from faults import PowerLoss, StoppedError, killed_at, stopped_at, watching
 from receivers import claim, fresh_copy, make_delta, names_below, tree, write_rich_pair, write_turned_pair
@@ -468,6 +469,12 @@ class TestWanted:
         for manner in ({"mode": "sideways"}, {"keep_previous": True}):
             with pytest.raises(UsageError):
                 bring(pair[0], wanted_of(pair[1]), Gone(), **manner)
+
+    def test_a_link_in_a_circle(self, tmp_path: Path, pair: tuple[Path, Path]) -> None:
+        (tmp_path / "circle").symlink_to("circle")
+        with pytest.raises(LocalError, match="leads in a circle") as caught:
+            bring(tmp_path / "circle", wanted_of(pair[1]), Gone())
+        assert "readlink" in str(caught.value.hint)
 
 
 class TestInProgress:

@@ -21,7 +21,6 @@ from dcr_cli.delta.manifest import PayloadRow, Run
 from dcr_cli.delta.payload import (
     DEFAULT_STATE,
     HEAD_LIMIT,
-    PayloadReader,
     PayloadWriter,
     encode_payload,
     payload_name,
@@ -29,6 +28,7 @@ from dcr_cli.delta.payload import (
     split_run,
     write_head,
 )
+from dcr_cli.delta.payload_reader import PayloadReader
 from dcr_cli.errors import ConflictError, DamagedError, LocalError
 
 States = NDArray[np.uint16]

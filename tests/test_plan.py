@@ -13,18 +13,9 @@ from dcr_cli.checkpoint.digest import files_digest, object_digest
 from dcr_cli.checkpoint.header import Header, parse_header
 from dcr_cli.delta.manifest import FileRow, Manifest, Piece, RemovedFile, Run, TensorRow
 from dcr_cli.errors import DamagedError, UnsupportedError, WrongBaseError
-from dcr_cli.receiver.plan import (
-    Action,
-    Base,
-    Plan,
-    check_files,
-    check_tensors,
-    make_plan,
-    match_files,
-    room_at_once,
-    room_in_turn,
-)
-from dcr_cli.receiver.receiver import tensors_of
+from dcr_cli.receiver.base import Base, tensors_of
+from dcr_cli.receiver.file_plan import check_files, match_files
+from dcr_cli.receiver.plan import Action, Plan, check_tensors, make_plan, room_at_once, room_in_turn
 from dcr_cli.receiver.reshard import own_layout, rewrite_weight_map
 from strategies import shard_bytes
 

@@ -38,7 +38,7 @@ from dcr_cli.fetch.spool import spool_of
 from dcr_cli.fetch.wish import Wish
 from dcr_cli.pull import pull
 from dcr_cli.push import push
-from dcr_cli.receiver.gather import Effort
+from dcr_cli.receiver.install.gather import Effort
 from dcr_cli.receiver.receiver import Receiver
 from dcr_cli.remote.acknowledgement import read_acknowledgement
 from dcr_cli.remote.keys import APPLIED, AcknowledgementPlace, acknowledgement_key, commit_key

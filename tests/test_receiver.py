@@ -40,7 +40,8 @@ from dcr_cli.errors import (
 )
 from dcr_cli.locking import lock
 from dcr_cli.process import Stopped, signals_raised
-from dcr_cli.receiver.receiver import Marker, Receiver, decode_marker, encode_marker
+from dcr_cli.receiver.marker import Marker, decode_marker, encode_marker
+from dcr_cli.receiver.receiver import Receiver
 from dcr_cli.receiver.record import Record, read_record
 from dcr_cli.verify import verify
 from faults import StoppedError, watching

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dcr_cli.checkpoint import patterns
 from dcr_cli.checkpoint.checkpoint import open_checkpoint
 from dcr_cli.checkpoint.digest import blake3_text, digest_bytes, object_digest, tensor_digest
 from dcr_cli.delta.document import decode_document, encode_document
@@ -455,6 +456,9 @@ def test_rule_103_files_are_those_of_a_checkpoint() -> None:
     refused_anchor(lambda anchor: replace(anchor, skipped=("",)), "empty")
     refused_anchor(lambda anchor: replace(anchor, skipped=("x" * 16_385,)), "at most 16384")
     refused_anchor(lambda anchor: replace(anchor, skipped=("c*.json",)), "is skipped")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(patterns, "MAX_PATHS_BYTES", 20)
+        refused_anchor(lambda anchor: replace(anchor, skipped=("*.bin",)), "with skip patterns at most 20")
     for kind in (0, 4, -1, True):
         members = json.loads(lines()["anchor"][0])
         members["files"][0]["kind"] = kind

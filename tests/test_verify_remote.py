@@ -31,7 +31,8 @@ from dcr_cli.remote.keys import (
 )
 from dcr_cli.remote.version import decode_version
 from dcr_cli.report import people, remotes
-from dcr_cli.show import ShowAnchorResult, ShowResult, show
+from dcr_cli.show import show
+from dcr_cli.show_result import ShowAnchorResult, ShowResult
 from dcr_cli.store.backend import Answer
 from dcr_cli.verify import TensorDifference, verify
 from dcr_cli.verify_remote import VerifyRemoteResult, verify_remote

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dcr_cli.arguments import check_path
 from dcr_cli.checkpoint.digest import ObjectHasher, object_digest
+from dcr_cli.checkpoint.file_kinds import file_kind
 from dcr_cli.checkpoint.folder import Files, Identity, check_same, pattern_of, scan, skip_hint
-from dcr_cli.checkpoint.header import DTYPES, Dtype, Header, bytes_view, file_kind, read_header
+from dcr_cli.checkpoint.header import DTYPES, Dtype, Header, bytes_view, read_header
 from dcr_cli.checkpoint.in_progress import check_complete
 from dcr_cli.checkpoint.names import path_fault, shown
 from dcr_cli.checkpoint.parts import (
@@ -34,7 +35,7 @@ from dcr_cli.checkpoint.parts import (
     second_copy_pattern,
     unmapped_shards,
 )
-from dcr_cli.checkpoint.patterns import Patterns, check_patterns
+from dcr_cli.checkpoint.patterns import Patterns, check_paths, check_patterns
 from dcr_cli.checkpoint.weight_map import (
     USUAL_NAME,
     check_agreement,
@@ -173,6 +174,8 @@ def open_checkpoint(
     if not allow_incomplete:
         # Once more: an apply that began after the first look may have changed what was listed.
         check_complete(folder)
+    if strangers is None:
+        check_paths(skip, identities, str(folder), hint="move away what --skip was to leave out, and leave out --skip")
     map_path = _find_weight_map(folder, identities)
     if map_path is None and not any(map(is_top_shard, identities)):
         raise _nothing_here(folder, identities, what)

@@ -15,7 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from dcr_cli.checkpoint.header import bytes_view, file_kind
+from dcr_cli.checkpoint.file_kinds import file_kind
+from dcr_cli.checkpoint.header import bytes_view
 from dcr_cli.checkpoint.patterns import Patterns
 from dcr_cli.errors import ConflictError, DamagedError, LocalError, hint_of
 

@@ -14,10 +14,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 
 from dcr_cli.checkpoint.names import shown
-from dcr_cli.errors import NOT_SET, UsageError
+from dcr_cli.errors import NOT_SET, DamagedError, UsageError
 
-# Of all patterns of a delta together.
+# Of all patterns of a delta together, and of all paths that they are matched with.
 MAX_PATTERNS_BYTES = 16_384
+MAX_PATHS_BYTES = 16 << 20
 # A bracket that is first in a set, or first after its `!`, does not end it.
 _SET = re.compile(r"\[!?+\]?+[^\]]*\]")
 # For so many characters it is kept what they match; more differ only in what is hostile.
@@ -43,6 +44,14 @@ def check_recorded_patterns(patterns: Sequence[str]) -> None:
     if total > MAX_PATTERNS_BYTES:
         facts = f"all patterns together have {total} bytes, at most {MAX_PATTERNS_BYTES} are allowed"
         raise UsageError("--skip", facts, hint="use fewer patterns, with * for what names have in common")
+
+
+def check_paths(patterns: Sequence[str], paths: Iterable[str], what: str, *, hint: str | None = None) -> None:
+    """Raise DamagedError about `what` if paths are so many that matching them with patterns would take minutes."""
+    total = sum(len(path.encode(errors="surrogateescape")) for path in paths) if patterns else 0
+    if total > MAX_PATHS_BYTES:
+        facts = f"its paths have {total} bytes together, with skip patterns at most {MAX_PATHS_BYTES} are allowed"
+        raise DamagedError(what, facts, hint=hint)
 
 
 class Patterns:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 
-from dcr_cli.checkpoint.header import COPY_AGAIN, check_no_other_file
+from dcr_cli.checkpoint.file_kinds import check_no_other_file
+from dcr_cli.checkpoint.header import COPY_AGAIN
 from dcr_cli.checkpoint.json_text import strict_json
 from dcr_cli.checkpoint.names import safe_path, shown
 from dcr_cli.checkpoint.parts import SHARD_SUFFIX

@@ -216,7 +216,8 @@ def show(
 ) -> int:
     """Check a delta and say what it holds: its states, sizes, encodings, and the tensors that changed most."""
     from dcr_cli.report import people, remotes
-    from dcr_cli.show import ShowResult, show as run
+    from dcr_cli.show import show as run
+    from dcr_cli.show_result import ShowResult
     from dcr_cli.store.location import is_url
 
     if not is_url(delta):

@@ -24,7 +24,8 @@ from dcr_cli.checkpoint.parts import SIDECAR
 from dcr_cli.delta.delta import Delta
 from dcr_cli.delta.encoding import Encoding
 from dcr_cli.delta.manifest import FileRow, Manifest, Piece, RemovedFile, Run, TensorRow
-from dcr_cli.delta.payload import PayloadReader, States
+from dcr_cli.delta.payload import States
+from dcr_cli.delta.payload_reader import PayloadReader
 from dcr_cli.errors import DamagedError, WrongBaseError
 
 # What helps against a wrong base.

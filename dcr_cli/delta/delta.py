@@ -13,8 +13,8 @@ from pathlib import Path
 
 from dcr_cli.arguments import check_path
 from dcr_cli.checkpoint.digest import object_digest
+from dcr_cli.checkpoint.file_kinds import file_kind
 from dcr_cli.checkpoint.folder import Files, identity_of
-from dcr_cli.checkpoint.header import file_kind
 from dcr_cli.delta.commit import decode_commit
 from dcr_cli.delta.document import COPY_DELTA
 from dcr_cli.delta.documents import OBJECT_LIMIT, Documents, decode_documents

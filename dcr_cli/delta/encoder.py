@@ -78,6 +78,13 @@ class PieceEncoder:
         self._filling_elements = 0
         self._running: deque[tuple[list[_Item], Future[list[bytes]] | None]] = deque()
 
+    @property
+    def has_chosen(self) -> bool:
+        """Whether all is chosen for the piece, its starting states too, so that its blocks to come are no sample."""
+        if self._choice is None or self._dtype is None:
+            return False
+        return self._choice.encoding is not Encoding.CONTEXT or self._dtype.width in self._states
+
     def begin(self, dtype: Dtype, choice: Choice | None) -> None:
         """Begin a piece; with `choice` None it is chosen from the first blocks."""
         self._dtype = dtype

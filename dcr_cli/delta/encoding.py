@@ -1,4 +1,4 @@
-"""One block of a piece, or of a file, to bytes and back: whole, gap and context (FORMAT 5).
+"""One block of a piece to bytes and back: whole, gap and context (FORMAT 5).
 
 Which encoding a piece gets is choice.py's matter; where blocks lie is payload.py's. What the kernels and zstd say about
 malformed input passes through as ValueError; the caller, who knows tensor and payload, names them.
@@ -16,13 +16,11 @@ from numpy.typing import NDArray
 
 import dcr_kernels as kernels
 from dcr_cli.checkpoint.header import Dtype
-from dcr_cli.delta.bits import read_varint, write_varint
-from dcr_cli.delta.frame import decode_frame, encode_frame
 from dcr_cli.delta.huffman import HuffmanTable
+from dcr_cli.delta.whole import decode_whole, encode_whole
 
 BLOCK_BYTES = 524_288
 WHOLE_FORM = b"\x01"
-FRAME_WINDOW_LIMIT = 8 << 20
 # A coded block of at most this share of the block's bytes is kept without trying its whole form.
 WHOLE_TRIAL_SHARE = 8
 # Where at most this share of a block changed, its changes are kept until they are coded.
@@ -86,8 +84,8 @@ class ContextDraft:
 class Draft:
     """What is kept of a scanned block until its piece has an encoding.
 
-    `changes` are None where they would take much memory; then the block is read again. `copied_bytes` is what is kept
-    besides where it could not be.
+    `changes` are None where they would take much memory; then the block is read again. `gap_position_bits` are counted
+    for the sample of a choice alone. `copied_bytes` is what is kept besides where it could not be.
     """
 
     changed: int
@@ -139,9 +137,12 @@ class Compared:
     draft: Draft | None
 
 
-def compare_block(base: Elements, target: Elements, offset: int, dtype: Dtype, *, context: bool, gap: bool) -> Compared:
+def compare_block(
+    base: Elements, target: Elements, offset: int, dtype: Dtype, *, context: bool, gap: bool, is_sample: bool = True
+) -> Compared:
     """Compare two sides of a block at byte `offset` of its tensor, and do all the work on its changes that does not
-    depend on the piece's encoding, for those that may be chosen."""
+    depend on the piece's encoding, for those that may be chosen. What the choice is made from is counted if the block
+    may be part of its sample."""
     found = kernels.compare(base, target, offset, (dtype.exponent_bits, dtype.exponent_shift) if context else None)
     changed = len(found.positions)
     if not changed:
@@ -149,13 +150,14 @@ def compare_block(base: Elements, target: Elements, offset: int, dtype: Dtype, *
     context_draft = None
     if found.draft is not None:
         # Where there is a choice, it will be asked for by the one thread that chooses.
-        bins = kernels.magnitude_bins(found.draft.class_counts, found.draft.magnitudes) if gap else None
+        is_asked = gap and is_sample
+        bins = kernels.magnitude_bins(found.draft.class_counts, found.draft.magnitudes) if is_asked else None
         context_draft = ContextDraft(*found.draft, bins)
     draft = Draft(
         changed=changed,
         elements=len(base),
         context=context_draft,
-        gap_position_bits=kernels.position_bits(len(base), found.positions) if gap else 0,
+        gap_position_bits=kernels.position_bits(len(base), found.positions) if gap and is_sample else 0,
         changes=Changes(found.positions, found.old, found.new) if gap and changed * KEPT_SHARE <= len(base) else None,
     )
     return Compared(found.digest, found.growth, draft)
@@ -283,48 +285,3 @@ def changed_elements(encoding: Encoding, base: Elements | None, found: Changed |
     if base is None or encoding is Encoding.WHOLE:
         return len(found)
     return int(np.count_nonzero(base != found))
-
-
-def encode_whole(elements: Elements) -> bytes:
-    """Encode all of a block's elements (FORMAT 5.1)."""
-    width = elements.dtype.itemsize
-    mask, parts = 0, [b""]
-    for plane, data in enumerate(kernels.whole_split(elements, width)):
-        raw = data.tobytes()
-        # The smallest frame of any content takes more than a dozen bytes.
-        frame = encode_frame(raw, 1) if len(raw) >= 16 else b""
-        size = write_varint(len(frame))
-        if frame and len(size) + len(frame) < len(raw):
-            mask |= 1 << plane
-            parts += [size, frame]
-        else:
-            parts.append(raw)
-    parts[0] = bytes([mask])
-    return b"".join(parts)
-
-
-def decode_whole(form: memoryview, elements: int, width: int) -> Elements:
-    """Decode a whole form of `elements` elements; memory is bounded by them. ValueError if malformed."""
-    if not len(form):
-        raise ValueError("empty whole form: at byte 0")
-    mask, at = form[0], 1
-    if mask >> width:
-        raise ValueError(f"planes beyond the {width} of the element: at byte 0")
-    if not mask and len(form) == 1 + width * elements:
-        raw = np.frombuffer(form, np.uint8, offset=1).reshape(width, elements)
-        return np.frombuffer(raw.tobytes("F"), uint_dtype(width))
-    planes = np.empty((width, elements), np.uint8)
-    for plane in range(width):
-        size = elements
-        if mask >> plane & 1:
-            size, at = read_varint(form, at)
-        if size > len(form) - at:
-            raise ValueError(f"plane {plane} ends after the block: at byte {at}")
-        data: bytes | memoryview = form[at : at + size]
-        if mask >> plane & 1:
-            data = decode_frame(data, elements, FRAME_WINDOW_LIMIT)
-        planes[plane] = np.frombuffer(data, np.uint8)
-        at += size
-    if at != len(form):
-        raise ValueError(f"bytes after the last plane: at byte {at}")
-    return np.frombuffer(kernels.whole_join(planes, width), uint_dtype(width))

@@ -12,10 +12,11 @@ import numpy as np
 from dcr_cli.checkpoint.header import Dtype
 from dcr_cli.delta.choice import Choice
 from dcr_cli.delta.encoder import PieceDone, PieceEncoder
-from dcr_cli.delta.encoding import BLOCK_BYTES, Draft, Encoding, LoadBlock, encode_whole
+from dcr_cli.delta.encoding import BLOCK_BYTES, Draft, Encoding, LoadBlock
 from dcr_cli.delta.manifest import Run
 from dcr_cli.delta.payload import PayloadWriter
 from dcr_cli.delta.scan import whole_draft
+from dcr_cli.delta.whole import encode_whole
 
 # How many elements a block that did not change has, and how it is read.
 Unchanged = Callable[[int], tuple[int, LoadBlock]]

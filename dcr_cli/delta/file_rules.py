@@ -24,7 +24,7 @@ from dcr_cli.checkpoint.parts import (
     second_copy_pattern,
     unmapped_shards,
 )
-from dcr_cli.checkpoint.patterns import MAX_PATTERNS_BYTES, Patterns
+from dcr_cli.checkpoint.patterns import MAX_PATTERNS_BYTES, Patterns, check_paths
 from dcr_cli.checkpoint.weight_map import check_sets_complete
 from dcr_cli.errors import DamagedError
 
@@ -75,13 +75,15 @@ def check_file_sizes(paths: Sequence[str], kinds: Sequence[int], sizes: Sequence
 
 
 def check_skipped(skipped: Sequence[str], paths: Sequence[str], what: str) -> None:
-    """Raise DamagedError about `what` if the skip patterns are too long, or leave one of these paths out."""
+    """Raise DamagedError about `what` if the skip patterns, or the paths with them, are too long, or if a pattern
+    leaves one of the paths out."""
     if "" in skipped:
         raise DamagedError(what, "a pattern of skipped is empty")
     total = sum(len(pattern.encode()) for pattern in skipped)
     if total > MAX_PATTERNS_BYTES:
         facts = f"the patterns of skipped have {total} bytes, at most {MAX_PATTERNS_BYTES} are allowed"
         raise DamagedError(what, facts)
+    check_paths(skipped, paths, what)
     patterns = Patterns(skipped)
     for path in paths:
         if patterns.match(path):

@@ -5,8 +5,7 @@ It does not code changes; the kernels do, with the table's entries.
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,15 +37,16 @@ def build_table(counts: Mapping[int, int], width: int, *, complete: bool) -> Huf
     that the escape may be left out too. The same counts give the same table on every machine.
     """
     total = sum(counts.values())
-    by_use = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    kept: dict[int, int] = {}
-    for symbol, count in by_use:
-        listing_bits = 2 * (symbol + 1).bit_length()
-        code_bits = (total // count).bit_length()
-        if len(kept) < MAX_SYMBOLS and symbol < SYMBOL_LIMIT and 8 * width * count > listing_bits + count * code_bits:
-            kept[symbol] = count
-    escaped = total - sum(kept.values())
-    weights: dict[int, int] = dict(sorted(kept.items()))
+    kept = [
+        (symbol, count)
+        for symbol, count in counts.items()
+        if 8 * width * count > 2 * (symbol + 1).bit_length() + count * (total // count).bit_length()
+        and symbol < SYMBOL_LIMIT
+    ]
+    if len(kept) > MAX_SYMBOLS:
+        kept = sorted(kept, key=lambda item: (-item[1], item[0]))[:MAX_SYMBOLS]
+    weights: dict[int, int] = dict(sorted(kept))
+    escaped = total - sum(weights.values())
     escape = -1
     if escaped or not complete or not kept:
         weights[escape] = max(escaped, 1)
@@ -65,32 +65,42 @@ def table_bits(table: HuffmanTable, counts: Mapping[int, int], width: int) -> in
     lengths = dict(zip(table.symbols.tolist(), table.lengths.tolist(), strict=True))
     escaped_bits = table.escape_length + 8 * width
     coded: int = sum(count * lengths.get(symbol, escaped_bits) for symbol, count in counts.items())
-    return coded + 8 * len(write_table(table))
+    gammas = (len(lengths) + 1, *(count + 1 for count in _lengths_used(table)), *_steps(table))
+    listed = 1 + 4 * (table.escape_length > 0) + sum(2 * value.bit_length() - 1 for value in gammas)
+    return coded + (listed + 7) // 8 * 8
 
 
 def write_table(table: HuffmanTable) -> bytes:
-    """Encode `table`."""
+    """Encode `table`; `table_bits` counts the same fields."""
     bits = BitWriter()
-    has_escape = table.escape_length >= 0
     bits.gamma(len(table.symbols) + 1)
-    bits.field(int(has_escape), 1)
-    if len(table.symbols) + has_escape > 1:
-        if has_escape:
-            bits.field(table.escape_length, 4)
-        left = len(table.symbols)
-        for length in range(1, MAX_LENGTH + 1):
-            if not left:
-                break
-            count = int(np.count_nonzero(table.lengths == length))
-            bits.gamma(count + 1)
-            left -= count
+    bits.field(int(table.escape_length >= 0), 1)
+    # An escape that is the only entry has length 0.
+    if table.escape_length > 0:
+        bits.field(table.escape_length, 4)
+    for count in _lengths_used(table):
+        bits.gamma(count + 1)
+    for step in _steps(table):
+        bits.gamma(step)
+    return bits.to_bytes()
+
+
+def _lengths_used(table: HuffmanTable) -> list[int]:
+    """How many symbols have length 1, 2, ... up to the longest; nothing for a single entry."""
+    used: list[int] = np.bincount(table.lengths).tolist()
+    return used[1:]
+
+
+def _steps(table: HuffmanTable) -> list[int]:
+    """What each symbol is above the one before of its length; the first above -1."""
+    steps = []
     previous, previous_length = -1, 0
     for symbol, length in zip(table.symbols.tolist(), table.lengths.tolist(), strict=True):
         if length != previous_length:
             previous, previous_length = -1, length
-        bits.gamma(symbol - previous)
+        steps.append(symbol - previous)
         previous = symbol
-    return bits.to_bytes()
+    return steps
 
 
 def read_table(data: bytes | memoryview, width: int) -> tuple[HuffmanTable, int]:
@@ -146,18 +156,39 @@ def _code_lengths(weights: Mapping[int, int]) -> dict[int, int]:
         return dict.fromkeys(weights, 0)
     current = dict(weights)
     while True:
-        heap = [(weight, order, [symbol]) for order, (symbol, weight) in enumerate(current.items())]
-        lengths = dict.fromkeys(current, 0)
-        order = len(heap)
-        heapq.heapify(heap)
-        while len(heap) > 1:
-            one, two = heapq.heappop(heap), heapq.heappop(heap)
-            members = one[2] + two[2]
-            for symbol in members:
-                lengths[symbol] += 1
-            heapq.heappush(heap, (one[0] + two[0], order, members))
-            order += 1
-        if max(lengths.values()) <= MAX_LENGTH:
-            return lengths
+        # Of equal weights the one that stands first goes first.
+        order = sorted(current, key=current.__getitem__)
+        lengths = _depths([current[symbol] for symbol in order])
+        if max(lengths) <= MAX_LENGTH:
+            return dict(zip(order, lengths, strict=True))
         # Flatter weights give shorter longest codes; with all weights equal, 2049 entries need 12 bits at most.
         current = {symbol: (weight + 1) // 2 for symbol, weight in current.items()}
+
+
+def _depths(weights: Sequence[int]) -> list[int]:
+    """How deep each of several ascending weights lies in their Huffman tree.
+
+    Joined nodes come about in the order of their weights, so that the two lightest of all are always at the heads of
+    two queues; of equal ones, a weight goes before a joined node.
+    """
+    count = len(weights)
+    # Numbers of nodes: the weights, then the joined ones.
+    parents = [0] * (2 * count - 1)
+    joined: list[int] = []
+    leaf = inner = 0
+    for parent in range(count, 2 * count - 1):
+        total = 0
+        for _ in range(2):
+            if leaf < count and (inner == len(joined) or weights[leaf] <= joined[inner]):
+                total += weights[leaf]
+                parents[leaf] = parent
+                leaf += 1
+            else:
+                total += joined[inner]
+                parents[count + inner] = parent
+                inner += 1
+        joined.append(total)
+    depths = [0] * (2 * count - 1)
+    for node in range(2 * count - 3, -1, -1):
+        depths[node] = depths[parents[node]] + 1
+    return depths[:count]

@@ -217,7 +217,8 @@ def _check_files(tables: Tables, what: str) -> None:
     for path in tables.removed_paths:
         safe_path(path, what)
     _check_removed_files(tables, what)
-    check_skipped(tables.skipped, (*paths, *tables.removed_paths), what)
+    for each in (paths, tables.removed_paths):
+        check_skipped(tables.skipped, each, what)
     check_file_parts(paths, kinds.tolist(), what)
     check_file_sizes(paths, kinds.tolist(), sizes.tolist(), what)
     blocks = sums(columns["run.blocks"], tables.run_at[tables.pieces :])

@@ -18,7 +18,7 @@ from typing import Protocol, Self
 
 from dcr_cli.arguments import check_path, is_loop
 from dcr_cli.checkpoint.digest import State, object_digest
-from dcr_cli.checkpoint.header import file_kind
+from dcr_cli.checkpoint.file_kinds import file_kind
 from dcr_cli.checkpoint.names import shown
 from dcr_cli.delta.commit import Commit, encode_commit
 from dcr_cli.delta.manifest import Manifest, encode_digests, encode_manifest

@@ -144,6 +144,8 @@ class Scanner:
         self._target = target
         self._allowed = allowed
         self._sides = _Sides(base, target)
+        # The row that is worked on, once all is chosen for it: blocks of it that come now are part of no sample.
+        self.chosen_row: int | None = None
 
     def scan_all(self, parts: Sequence[Part]) -> list[Scanned]:
         """Scan parts one after the other; small tensors that lie close together on both sides, together."""
@@ -186,7 +188,9 @@ class Scanner:
     def _compare(self, part: Part, old: Elements, new: Elements) -> Compared:
         is_whole, allowed, dtype = self.is_sent_whole(part.tensor), self._allowed, part.tensor.dtype
         context, gap = allowed.context and not is_whole, allowed.gap and not is_whole
-        return compare_block(old, new, part.start * dtype.width, dtype, context=context, gap=gap)
+        is_sample = part.row != self.chosen_row
+        offset = part.start * dtype.width
+        return compare_block(old, new, offset, dtype, context=context, gap=gap, is_sample=is_sample)
 
     def scan(self, part: Part) -> Scanned:
         """Compare and digest one block."""

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from dcr_cli.checkpoint.header import file_kind
+from dcr_cli.checkpoint.file_kinds import file_kind
 from dcr_cli.durable.file import PRIVATE_FILE_MODE, File, give_mode, set_mode
 from dcr_cli.durable.looking import FILE_FLAGS, FOLDER_FLAGS, OpenFolder
 from dcr_cli.durable.steps import NOT_HERE, step, translated, translating

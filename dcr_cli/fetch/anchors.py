@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dcr_cli.fetch.source import Source
-from dcr_cli.receiver.wanted import Wanted, WantedFile
+from dcr_cli.receiver.install.wanted import Wanted, WantedFile
 from dcr_cli.remote.anchor import ANCHOR_LIMIT, Anchor, open_anchor
 from dcr_cli.remote.keys import Place, anchor_file_key, anchor_key
 from dcr_cli.remote.version import Published

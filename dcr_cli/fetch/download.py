@@ -19,7 +19,7 @@ from dcr_cli.durable import NoRoomError
 from dcr_cli.errors import DamagedError, NotFoundError, WrongBaseError, size
 from dcr_cli.fetch.spool import Spool
 from dcr_cli.pool import run_all
-from dcr_cli.receiver.gather import Effort
+from dcr_cli.receiver.install.gather import Effort
 from dcr_cli.remote.keys import Place, digests_key, manifest_key, payload_key
 from dcr_cli.remote.version import Published
 from dcr_cli.store.store import Store

@@ -16,8 +16,8 @@ from dcr_cli.content import Side, Workers, in_file_order, tensor_digests, tensor
 from dcr_cli.durable import Folder
 from dcr_cli.errors import DamagedError
 from dcr_cli.fetch.listing import Listing
-from dcr_cli.receiver.gather import Effort
-from dcr_cli.receiver.plan import match_files
+from dcr_cli.receiver.file_plan import match_files
+from dcr_cli.receiver.install.gather import Effort
 from dcr_cli.receiver.receiver import Receiver
 from dcr_cli.receiver.record import Record, TensorRecord, mode_of_record, read_record, record_folder, write_record
 from dcr_cli.receiver.sidecars import identities_now

@@ -12,14 +12,15 @@ from pathlib import Path
 from dcr_cli.delta.chain import ChainPayloads, compose
 from dcr_cli.delta.delta import open_delta
 from dcr_cli.delta.line import COMMIT_LIMIT
-from dcr_cli.delta.payload import PayloadReader
+from dcr_cli.delta.payload_reader import PayloadReader
 from dcr_cli.errors import DamagedError
 from dcr_cli.fetch.download import fetch_documents, fetch_versions
 from dcr_cli.fetch.source import Source
 from dcr_cli.fetch.spool import Spool
 from dcr_cli.fetch.wish import Wish
 from dcr_cli.fetch.words import Word, say
-from dcr_cli.receiver.beside import ASIDE, build_aside
+from dcr_cli.receiver.beside.aside import build_aside
+from dcr_cli.receiver.beside.folders import ASIDE
 from dcr_cli.receiver.job import Target
 from dcr_cli.receiver.rehearsal import rehearse_change
 from dcr_cli.receiver.survey import open_root

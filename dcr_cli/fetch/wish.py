@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from dcr_cli.errors import NOT_SET, UsageError
 from dcr_cli.fetch.hook import DEFAULT_SECONDS, Hook
 from dcr_cli.fetch.words import Speaker
-from dcr_cli.receiver.beside import ASIDE
+from dcr_cli.receiver.beside.folders import ASIDE
 from dcr_cli.receiver.change import IN_PLACE, REPLACE
-from dcr_cli.receiver.gather import Effort
+from dcr_cli.receiver.install.gather import Effort
 from dcr_cli.remote.keys import check_receiver
 from dcr_cli.remote.signing import Trust, load_signing_key, trust_in
 

@@ -8,7 +8,7 @@ from dcr_cli.fetch.wish import make_wish
 from dcr_cli.finishing import finish
 from dcr_cli.publisher.baseline import Baseline
 from dcr_cli.receiver.change import IN_PLACE
-from dcr_cli.receiver.gather import Effort
+from dcr_cli.receiver.install.gather import Effort
 from dcr_cli.remote.log import Log
 from dcr_cli.remote.version import Published
 from dcr_cli.store.store import Store

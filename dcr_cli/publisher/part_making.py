@@ -23,7 +23,7 @@ from dcr_cli.delta.scan import Part, Scanned, Scanner
 from dcr_cli.publisher.committing import Author
 from dcr_cli.publisher.shares import Slice
 from dcr_cli.publisher.uploads import Uploads
-from dcr_cli.receiver.gather import Effort
+from dcr_cli.receiver.install.gather import Effort
 from dcr_cli.remote.keys import VERSIONS
 from dcr_cli.remote.part import (
     BASE,

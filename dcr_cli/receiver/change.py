@@ -10,32 +10,23 @@ change later is never recorded as verified.
 
 from __future__ import annotations
 
-import os
 import stat
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from dcr_cli.checkpoint.digest import DIGEST_BYTES
-from dcr_cli.checkpoint.folder import Identity, check_same, identity_of
-from dcr_cli.durable import PRIVATE_FOLDER_MODE, File, Folder, NoRoomError
+from dcr_cli.checkpoint.folder import check_same
+from dcr_cli.durable import File, NoRoomError
 from dcr_cli.errors import ConflictError, DamagedError
-from dcr_cli.receiver.checking import check_shards, check_sidecars, check_unhindered, others
+from dcr_cli.receiver.checking import check_unhindered
 from dcr_cli.receiver.job import Job, Outcome, whole_work
-from dcr_cli.receiver.journal import Chunk
-from dcr_cli.receiver.places import CONFIG, changed_paths, check_plan, folders_of, has_room
+from dcr_cli.receiver.passes.journal import Chunk
+from dcr_cli.receiver.placement import Placement, journal_of, staged_file, staged_shard
+from dcr_cli.receiver.places import CONFIG, check_plan, has_room
 from dcr_cli.receiver.plan import Action, Plan, in_turn
-from dcr_cli.receiver.receiver import HELD, HELD_CONFIG, JOURNAL, STAGE, Batch, Receiver
-from dcr_cli.receiver.removal import move_file, remove_empty_folders, remove_files
-from dcr_cli.receiver.sidecars import (
-    NewFiles,
-    final_files,
-    identities_now,
-    identity_below,
-    marker_of,
-    new_files,
-    record_target,
-)
-from dcr_cli.receiver.staging import place_chunks, stage
+from dcr_cli.receiver.receiver import HELD_CONFIG, JOURNAL, STAGE, Batch, Receiver
+from dcr_cli.receiver.sidecars import NewFiles, final_files, identities_now, marker_of, new_files
+from dcr_cli.receiver.staging import stage
 from dcr_cli.receiver.survey import Survey, judge
 
 REPLACE, IN_PLACE = "replace", "in-place"
@@ -51,13 +42,13 @@ class _StagePlace:
         self._batch = batch
 
     def create(self, number: int) -> File:
-        return self._home.create_file(_staged(number))
+        return self._home.create_file(staged_shard(number))
 
     def open(self, number: int) -> File:
-        return self._home.open_file(_staged(number))
+        return self._home.open_file(staged_shard(number))
 
     def create_journal(self) -> File:
-        return self._home.create_file(_bits(self._batch))
+        return self._home.create_file(journal_of(self._batch))
 
 
 class Change:
@@ -69,20 +60,27 @@ class Change:
         self._job = job
         self._plan = plan
         self._files: NewFiles = new_files(job, plan)
-        self.changed_paths = [*changed_paths(plan), *self._files.paths[len(plan.written_files) :]]
-        self.bytes_written = 0
-        # What lies where the base had files beside its shards and is not theirs.
-        self.left: list[str] = []
-        # Files that this run made or, finishing, has read again, as they were then.
-        self._checked: dict[str, Identity] = {}
-        self._patched: set[str] = set()
-        # The config before this run put it away.
-        self._config: Identity | None = None
+        self._placement = Placement(receiver, job, plan, self._files)
+        self._staged_bytes = 0
         # Shards, by number, that were found to be the target's, and why one is lost that was staged.
         self._verified: set[int] = set()
         self._lost: DamagedError | None = None
         # Whether there has been less room than the file system had said.
         self._has_quota = False
+
+    @property
+    def bytes_written(self) -> int:
+        return self._staged_bytes + self._placement.bytes_written
+
+    @property
+    def changed_paths(self) -> list[str]:
+        """What it changes, or has changed."""
+        return self._placement.changed_paths
+
+    @property
+    def left(self) -> list[str]:
+        """What lies where the base had files beside its shards and is not theirs."""
+        return self._placement.left
 
     def carry_out(self, found: Survey, mode: str) -> bool:
         """Bring the receiver from base to target. True if, once it was read, it turned out to be at the target already.
@@ -122,11 +120,11 @@ class Change:
             # Nothing is changed yet.
             self._receiver.remove_marker()
             raise
-        self._hold_config()
-        self._make_way()
+        self._placement.hold_config()
+        self._placement.make_way()
         self._commit(Batch(0, group, chunks, is_done=False))
         self._in_turn(1, rest)
-        self._end(self._job.identities)
+        self._placement.end(self._job.identities)
         return False
 
     def finish(self) -> None:
@@ -139,8 +137,8 @@ class Change:
         known = [*self._job.base.files, *final_files(self._job, self._plan, self._files)]
         check_unhindered(self._receiver, self._plan, self.changed_paths, known)
         batches = self._receiver.read_batches()
-        self._hold_config()
-        self._make_way()
+        self._placement.hold_config()
+        self._placement.make_way()
         done = {number for batch in batches if batch.is_done for number in batch.components}
         for batch in (batch for batch in batches if not batch.is_done):
             done.update(self._finish_batch(batch))
@@ -155,9 +153,8 @@ class Change:
                 raise self._lost from error
             raise
         # Whoever was stopped has not said which files it had checked, and time has passed.
-        shards = range(len(self._plan.shards))
-        self._verify([number for number in shards if self._plan.shards[number].path not in self._checked])
-        self._end(None)
+        self._placement.check_placed(self._placement.unchecked())
+        self._placement.end(None)
 
     # Preparing
 
@@ -167,10 +164,10 @@ class Change:
 
     def _stage_files(self) -> None:
         for number, (path, content) in enumerate(self._files.contents(self._job)):
-            name = _staged_file(number)
+            name = staged_file(number)
             self._home.write_file(name, content)
             self._take_mode(name, path)
-            self.bytes_written += len(content)
+            self._staged_bytes += len(content)
 
     def _take_mode(self, name: str, path: str) -> None:
         """Give a staged file mode and owner of the file that it will replace; a link or a folder has none to give."""
@@ -186,7 +183,7 @@ class Change:
 
     def _prepare(self, batch: int, numbers: Sequence[int], *, whole_base: bool) -> tuple[Outcome, tuple[Chunk, ...]]:
         """Stage components durably, as batch number `batch`: what was found out, and the journal."""
-        shards = self._shards_of(numbers)
+        shards = self._placement.shards_of(numbers)
         others = [shard for shard in self._plan.shards if shard.action is Action.KEEP] if whole_base else []
         if self._job.known is not None:
             others = []
@@ -201,9 +198,9 @@ class Change:
         for number in shards:
             shard = self._plan.shards[number]
             if shard.action is Action.REWRITE:
-                self._take_mode(_staged(number), shard.path)
-                self.bytes_written += shard.size
-        self.bytes_written += sum(chunk.size for chunk in staged.chunks)
+                self._take_mode(staged_shard(number), shard.path)
+                self._staged_bytes += shard.size
+        self._staged_bytes += sum(chunk.size for chunk in staged.chunks)
         self._home.sync(STAGE)
         self._home.sync(JOURNAL)
         return staged
@@ -222,23 +219,6 @@ class Change:
 
     # Changing
 
-    def _hold_config(self) -> None:
-        if not self._has_config() or self._home.status(HELD_CONFIG) is not None:
-            return
-        if self._home.make_folder(HELD, PRIVATE_FOLDER_MODE, exist_ok=True):
-            self._home.sync()
-        self._config = identity_below(self._root, CONFIG)
-        self._move(self._root, CONFIG, self._home, HELD_CONFIG)
-        self._home.sync(HELD)
-        self._root.sync()
-
-    def _has_config(self) -> bool:
-        """Whether there is a config that a loader could read; what else may have the name stays where it is."""
-        try:
-            return stat.S_ISREG(os.stat(CONFIG, dir_fd=self._root.fd).st_mode)
-        except OSError:
-            return False
-
     def _in_turn(self, batch: int, numbers: tuple[int, ...]) -> None:
         """Stage and commit components, some at a time."""
         while numbers:
@@ -255,7 +235,7 @@ class Change:
             if len(group) < 2:
                 raise
             self._has_quota = True
-        for name in (*(_staged(number) for number in self._shards_of(group)), _bits(batch)):
+        for name in (*(staged_shard(number) for number in self._placement.shards_of(group)), journal_of(batch)):
             self._home.remove(name, missing_ok=True)
         return group[:1], self._stage_group(batch, group[:1])
 
@@ -275,111 +255,11 @@ class Change:
                 return numbers[:count]
         return numbers
 
-    def _make_way(self) -> None:
-        """Remove what lies beside the shards and is the base's, not the target's; others may need its place."""
-        self.left = others(self._root, self._plan.removed_files, self._job.base.files)
-        self.changed_paths = [path for path in self.changed_paths if path not in self.left]
-        gone = [path for path in self._plan.removed_files if path != CONFIG and path not in self.left]
-        remove_files(self._root, gone)
-        self._remove_empty_folders()
-
     def _commit(self, batch: Batch) -> None:
         self._receiver.write_batch(batch)
-        self._place(batch)
+        self._placement.place(batch)
         self._receiver.end_batch(batch.number)
-        self._home.remove(_bits(batch.number), missing_ok=True)
-
-    def _place(self, batch: Batch) -> None:
-        """Give a batch's staged shards their names and patch the others; doing it again does no harm."""
-        remove_files(
-            self._root, [path for number in batch.components for path in self._plan.components[number].removed]
-        )
-        self._remove_empty_folders()
-        renamed = []
-        for number in self._shards_of(batch.components):
-            shard = self._plan.shards[number]
-            # A staged file that is gone has its name already.
-            if shard.action is Action.REWRITE and self._home.status(_staged(number)) is not None:
-                self._root.make_parents(shard.path)
-                self._move(self._home, _staged(number), self._root, shard.path)
-                renamed.append(shard.path)
-        for folder in folders_of(renamed):
-            self._root.sync(folder)
-        if renamed:
-            self._home.sync(STAGE)
-        if batch.chunks:
-            with self._home.open_file(_bits(batch.number)) as journal:
-                self.bytes_written += place_chunks(journal, batch.chunks, self._open_shard, self._job.target.jobs)
-            for path in {self._plan.shards[chunk.file].path for chunk in batch.chunks}:
-                self._checked[path] = identity_below(self._root, path)
-
-    def _open_shard(self, number: int) -> File:
-        """Open a shard to patch it, if it is still what was read, and has no other name that would change too."""
-        path = self._plan.shards[number].path
-        file = self._root.open_file(path)
-        try:
-            status = os.fstat(file.fd)
-            if status.st_nlink != 1:
-                facts = "has got another name, whose bytes would change too"
-                raise ConflictError(str(file.path), facts, hint="remove the other name and run the same command again")
-            if path not in self._patched:
-                check_same(self._root.path, {path: self._job.identities[path]}, {path: identity_of(status)})
-                self._patched.add(path)
-        except BaseException:
-            file.close()
-            raise
-        return file
-
-    def _move(self, source: Folder, name: str, to: Folder, new_name: str) -> None:
-        """Rename a file, and note what it is then."""
-        move_file(source, name, to, new_name)
-        if to is self._root:
-            self._checked[new_name] = identity_below(to, new_name)
-
-    def _end(self, known: Mapping[str, Identity] | None) -> None:
-        """Do what is left when all shards are the target's, the config last, and say so.
-
-        Files that stay must still be those that are `known`; without, they are read again.
-        """
-        config = None
-        placed = []
-        for number, path in enumerate(self._files.paths):
-            if path == CONFIG:
-                config = _staged_file(number)
-                continue
-            self._root.make_parents(path)
-            self._move(self._home, _staged_file(number), self._root, path)
-            placed.append(path)
-        for folder in folders_of(placed):
-            self._root.sync(folder)
-        if placed:
-            self._home.sync(STAGE)
-        if config is None and CONFIG not in self._plan.removed_files and self._home.status(HELD_CONFIG) is not None:
-            config = HELD_CONFIG
-        if config is not None:
-            self._move(self._home, config, self._root, CONFIG)
-            self._root.sync()
-            self._home.sync(config.rpartition("/")[0])
-        files = final_files(self._job, self._plan, self._files)
-        if known is None:
-            if config == HELD_CONFIG:
-                # It came from where it had been put, perhaps long ago.
-                del self._checked[CONFIG]
-            self._checked |= check_sidecars(self._root, [file for file in files if file.path not in self._checked])
-        expected = {file.path: self._checked.get(file.path) or (known or {})[file.path] for file in files}
-        if known is not None and config == HELD_CONFIG and self._config is not None:
-            # Putting it away and back changed its ctime, also under every other name, or link, that leads to it.
-            before, now = self._config, self._config._replace(ctime_ns=self._checked[CONFIG].ctime_ns)
-            expected |= {path: now for path, identity in expected.items() if path == CONFIG or identity == before}
-        check_same(self._root.path, expected, identities_now(self._root, expected))
-        # Without a marker, a config that is held would be put back.
-        self._receiver.release_held()
-        record_target(self._receiver, self._job, files, expected)
-        self._receiver.remove_marker()
-
-    def _remove_empty_folders(self) -> None:
-        removed = [*self._plan.removed_files, *(path for part in self._plan.components for path in part.removed)]
-        remove_empty_folders(self._root, removed)
+        self._home.remove(journal_of(batch.number), missing_ok=True)
 
     # Finishing
 
@@ -387,22 +267,22 @@ class Change:
         """Place what a stopped run had committed, and see that it is the target's: the components that are done."""
         lost = {component for component in batch.components if self._is_lost(component)}
         if lost:
-            gone = set(self._shards_of(lost))
+            gone = set(self._placement.shards_of(lost))
             batch = replace(
                 batch,
                 components=tuple(component for component in batch.components if component not in lost),
                 chunks=tuple(chunk for chunk in batch.chunks if chunk.file not in gone),
             )
             self._receiver.write_batch(batch)
-        self._place(batch)
-        self._verify([number for number in self._shards_of(batch.components) if number not in self._verified])
+        self._placement.place(batch)
+        self._verify([number for number in self._placement.shards_of(batch.components) if number not in self._verified])
         self._receiver.end_batch(batch.number)
         return batch.components
 
     def _is_lost(self, component: int) -> bool:
         """Whether a staged shard of a component is gone and has not got its name; it has to be staged again."""
-        for number in self._shards_of([component]):
-            if self._plan.shards[number].action is Action.PATCH or self._home.status(_staged(number)) is not None:
+        for number in self._placement.shards_of([component]):
+            if self._plan.shards[number].action is Action.PATCH or self._home.status(staged_shard(number)) is not None:
                 continue
             try:
                 self._verify([number])
@@ -413,8 +293,7 @@ class Change:
 
     def _verify(self, numbers: Sequence[int]) -> None:
         """Read shards, given by number, and refuse what is not the target's."""
-        shards = [self._plan.shards[number] for number in numbers]
-        self._checked |= check_shards(self._root, shards, self._job.target)
+        self._placement.check_placed(numbers)
         self._verified.update(numbers)
 
     def _tidy(self) -> None:
@@ -424,18 +303,3 @@ class Change:
                 for name in inner.names():
                     if not name.endswith(keep):
                         inner.remove_tree(name)
-
-    def _shards_of(self, components: Iterable[int]) -> list[int]:
-        return [number for component in components for number in self._plan.components[component].shards]
-
-
-def _staged(number: int) -> str:
-    return f"{STAGE}/{number:07d}"
-
-
-def _staged_file(number: int) -> str:
-    return f"{STAGE}/file-{number:07d}"
-
-
-def _bits(batch: int) -> str:
-    return f"{JOURNAL}/{batch:06d}.bits"

@@ -16,10 +16,11 @@ from dcr_cli.checkpoint.names import shown
 from dcr_cli.checkpoint.parts import SHARD, SIDECAR
 from dcr_cli.durable import Folder
 from dcr_cli.errors import ConflictError, DamagedError, DcrError, WrongBaseError
+from dcr_cli.receiver.base import tensors_of
 from dcr_cli.receiver.job import Target, digest_tensors
 from dcr_cli.receiver.places import CONFIG, check_places
 from dcr_cli.receiver.plan import NewShard, Plan
-from dcr_cli.receiver.receiver import HELD_CONFIG, Receiver, tensors_of
+from dcr_cli.receiver.receiver import HELD_CONFIG, Receiver
 from dcr_cli.receiver.sidecars import identity_below
 
 _REPAIR = "start again from a full copy of the target"

@@ -12,7 +12,7 @@ from dcr_cli.checkpoint.in_progress import IN_PROGRESS, MAX_MARKER_BYTES, STATE_
 from dcr_cli.delta.line import COMMIT_LIMIT
 from dcr_cli.delta.output import COMMIT_NAME
 from dcr_cli.durable import open_folder
-from dcr_cli.receiver.receiver import decode_marker
+from dcr_cli.receiver.marker import decode_marker
 from dcr_cli.receiver.survey import open_root
 
 FETCHED = f"{STATE_FOLDER}/fetched"

@@ -11,7 +11,8 @@ from dcr_cli.checkpoint.folder import scan
 from dcr_cli.receiver.apply_result import ApplyResult, done, nothing_done
 from dcr_cli.receiver.change import IN_PLACE, Change
 from dcr_cli.receiver.job import Job, Target, sums_of
-from dcr_cli.receiver.receiver import Marker, Receiver
+from dcr_cli.receiver.marker import Marker
+from dcr_cli.receiver.receiver import Receiver
 from dcr_cli.receiver.sidecars import identities_now, leave_record
 from dcr_cli.receiver.survey import is_there_already, look_at
 

@@ -20,13 +20,17 @@ from dcr_cli.checkpoint.names import listed, shown
 from dcr_cli.checkpoint.parts import WEIGHT_MAP
 from dcr_cli.checkpoint.weight_map import check_agreement, parse_weight_map
 from dcr_cli.delta.chain import IN_ORDER, Chain, ChainPayloads
-from dcr_cli.delta.encoding import BLOCK_BYTES, decode_whole
+from dcr_cli.delta.encoding import BLOCK_BYTES
 from dcr_cli.delta.manifest import FileRow, TensorRow
 from dcr_cli.delta.payload import split_run
+from dcr_cli.delta.whole import decode_whole
 from dcr_cli.errors import ConflictError, DamagedError, WrongBaseError
-from dcr_cli.receiver.passes import Digests, run_pass
-from dcr_cli.receiver.plan import Base, NewShard, Plan, check_files, make_plan, shard_of_tensors
-from dcr_cli.receiver.tasks import ShardWork, Source
+from dcr_cli.receiver.base import Base
+from dcr_cli.receiver.file_plan import check_files
+from dcr_cli.receiver.passes.digests import Digests
+from dcr_cli.receiver.passes.passes import run_pass
+from dcr_cli.receiver.passes.tasks import ShardWork, Source
+from dcr_cli.receiver.plan import NewShard, Plan, make_plan, shard_of_tensors
 
 Progress = Callable[[str, int, int], None]
 Sums = NDArray[np.uint32]

@@ -10,12 +10,13 @@ import stat
 import unicodedata
 from collections.abc import Collection, Iterable
 
-from dcr_cli.checkpoint.header import file_kind
+from dcr_cli.checkpoint.file_kinds import file_kind
 from dcr_cli.checkpoint.in_progress import STATE_FOLDER
 from dcr_cli.checkpoint.names import shown
 from dcr_cli.durable import Folder, NoRoomError
 from dcr_cli.errors import MAY_NOT, DamagedError, LocalError, UsageError, WrongBaseError, size
-from dcr_cli.receiver.plan import Action, Base, Plan, room_at_once, room_in_turn
+from dcr_cli.receiver.base import Base
+from dcr_cli.receiver.plan import Action, Plan, room_at_once, room_in_turn
 from dcr_cli.receiver.room import free_bytes
 
 # It is away while others change.

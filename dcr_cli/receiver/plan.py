@@ -1,25 +1,27 @@
 """Decides what becomes of a receiver's shards and files; pure functions from what is there to a plan.
 
-change.py and fresh.py carry a plan out. Whether the receiver's bits are the base's, nothing here can know.
+Files beside the shards are file_plan.py's part; change.py and fresh.py carry a plan out. Whether the receiver's bits
+are the base's, nothing here can know.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from dcr_cli.checkpoint.checkpoint import FileDigest, Shard, Tensor
-from dcr_cli.checkpoint.digest import files_digest, object_digest
+from dcr_cli.checkpoint.checkpoint import Shard
+from dcr_cli.checkpoint.digest import object_digest
 from dcr_cli.checkpoint.header import DTYPES, Header
 from dcr_cli.checkpoint.names import shown
 from dcr_cli.checkpoint.parts import SHARD, SIDECAR, WEIGHT_MAP
-from dcr_cli.delta.chain import ANY_BLAKE3, check_tensors as check_base, is_removed
+from dcr_cli.delta.chain import check_tensors as check_base
 from dcr_cli.delta.encoding import BLOCK_BYTES
 from dcr_cli.delta.manifest import FileRow, Manifest, TensorRow
-from dcr_cli.errors import DamagedError, WrongBaseError
+from dcr_cli.errors import DamagedError
+from dcr_cli.receiver.base import Base
+from dcr_cli.receiver.file_plan import plan_files
 from dcr_cli.receiver.reshard import OwnLayout, own_layouts
 
 # What a change in place costs in the journal beside positions and values, for each block.
@@ -41,19 +43,6 @@ class Place(NamedTuple):
     row: int
     begin: int
     size: int
-
-
-@dataclass(frozen=True, slots=True)
-class Base:
-    """What a receiver holds.
-
-    `alone` are shards that may be written where they lie: regular, writable, with one name.
-    """
-
-    shards: tuple[Shard, ...]
-    by_name: Mapping[str, Tensor]
-    files: tuple[FileDigest, ...]
-    alone: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,17 +100,6 @@ class Plan:
         return sum(row.size for row in self.written_files)
 
 
-def match_files(
-    files: Sequence[FileDigest], wanted: bytes, candidates: Iterable[Collection[str]]
-) -> list[FileDigest] | None:
-    """Find the files whose files digest is `wanted`: all, or those of all that are among one of `candidates`."""
-    for names in (None, *candidates):
-        chosen = [file for file in files if names is None or file.kind == SHARD or file.path in names]
-        if files_digest((file.path, file.kind, file.blake3) for file in chosen) == wanted:
-            return chosen
-    return None
-
-
 def check_tensors(base: Base, rows: Sequence[TensorRow], removed: Sequence[str], what: str) -> None:
     """Raise WrongBaseError if the receiver's tensors, by name, dtype and size, cannot be the delta's base."""
     forms = {tensor.name: (tensor.dtype.name, tensor.elements) for tensor in base.by_name.values()}
@@ -161,7 +139,7 @@ def make_plan(
         )
         for path, raw, places in layout
     )
-    written, removed = _plan_files(base, manifest, is_exact=target_header is not None)
+    written, removed = plan_files(base, manifest, is_exact=target_header is not None)
     is_exact = target_header is not None
     ends_exact = is_exact or _ends_as_target(base, manifest, shards, map_steps)
     return Plan(is_exact, ends_exact, shards, _components(base, shards, rows), written, removed, map_steps)
@@ -322,79 +300,3 @@ def _journal_bytes(row: TensorRow, size: int) -> int:
     if changed * (width + 3) * 8 > size:
         taken = max(taken, size)
     return taken + (blocks + size // BLOCK_BYTES + 1) * _ENTRY_BYTES
-
-
-def check_files(base: Base, manifest: Manifest, what: str) -> None:
-    """Raise WrongBaseError if the files beside a receiver's own shards cannot become the target's.
-
-    What the delta does not carry has to be there, what it removes has to be the base's, and several shards need the
-    weight map that says what is in which.
-    """
-    held = _held(base)
-    _check_has_weight_map(base, manifest, what)
-    own_shards = {shard.path for shard in base.shards}
-    for row in _other_files(base, manifest, is_exact=False):
-        if not row.runs:
-            facts = "is another than the base's" if row.path in held else "is in the base, but not here"
-            hint = "put the base's file there; the delta does not carry it, since it did not change"
-            raise WrongBaseError(what, f"file {shown(row.path)} {facts}", hint=hint)
-        if row.path in own_shards:
-            facts = f"file {shown(row.path)} is a file beside the shards in the target, but a shard here"
-            raise WrongBaseError(what, facts, hint="start again from a full copy of the target")
-    sidecars = {file.path: file.blake3 for file in base.files if file.kind == SIDECAR}
-    removed = {file.path: file.blake3 for file in manifest.removed_files}
-    for file in manifest.removed_files:
-        if file.path in sidecars and not is_removed(removed, file.path, sidecars[file.path]):
-            hint = "move it away to keep it; the delta removes the base's file of this name"
-            raise WrongBaseError(what, f"file {shown(file.path)} is another than the base's", hint=hint)
-
-
-def lacks_weight_map(files: Iterable[FileDigest], manifest: Manifest) -> str | None:
-    """The path of the target's weight map if there are several shards among some files, and no weight map."""
-    kinds = Counter(file.kind for file in files)
-    if kinds[SHARD] < 2 or kinds[WEIGHT_MAP]:
-        return None
-    return next((row.path for row in manifest.files if row.kind == WEIGHT_MAP), None)
-
-
-def _check_has_weight_map(base: Base, manifest: Manifest, what: str) -> None:
-    path = lacks_weight_map(base.files, manifest)
-    if path is not None:
-        facts = f"has {len(base.shards)} shards and no weight map {shown(path)} that says what is in which"
-        raise WrongBaseError(what, facts, hint="put the base's weight map there")
-
-
-def _held(base: Base) -> dict[str, tuple[bytes, int]]:
-    """The files of a receiver that are no shards: path -> blake3 and size."""
-    return {file.path: (file.blake3, file.size) for file in base.files if file.kind != SHARD}
-
-
-def _other_files(base: Base, manifest: Manifest, *, is_exact: bool) -> list[FileRow]:
-    """The target's files beside the shards that the receiver has not, or has otherwise."""
-    held = _held(base)
-    rows = [row for row in manifest.files if row.kind == SIDECAR or (is_exact and row.kind != SHARD)]
-    return [row for row in rows if held.get(row.path) != (row.blake3, row.size)]
-
-
-def _plan_files(base: Base, manifest: Manifest, *, is_exact: bool) -> tuple[tuple[FileRow, ...], tuple[str, ...]]:
-    """Say which files beside the shards are written and which are removed."""
-    others = _other_files(base, manifest, is_exact=is_exact)
-    lacking = [row.path for row in others if not row.runs]
-    if is_exact and lacking:
-        raise DamagedError("manifest", f"says that {shown(lacking[0])} is the base's, but it is not")
-    return tuple(row for row in others if row.runs), _removed_files(base, manifest, is_exact=is_exact)
-
-
-def _removed_files(base: Base, manifest: Manifest, *, is_exact: bool) -> tuple[str, ...]:
-    """Say which files beside the shards go: of a receiver with shards of its own, which may have files of its own too,
-    only those that the delta names."""
-    named = {file.path: file.blake3 for file in manifest.removed_files}
-    sidecars = {file.path: file.blake3 for file in base.files if file.kind == SIDECAR}
-    if is_exact:
-        kept = {row.path for row in manifest.files}
-        gone = {path: blake3 for path, blake3 in sidecars.items() if path not in kept}
-        lacking = (path for path, blake3 in named.items() if path not in gone and blake3 != ANY_BLAKE3)
-        if any(lacking) or not all(is_removed(named, path, blake3) for path, blake3 in gone.items()):
-            raise DamagedError("manifest", "does not name the files of the base that the target has not")
-        return tuple(file.path for file in base.files if file.kind != SHARD and file.path not in kept)
-    return tuple(path for path in sidecars if path in named)

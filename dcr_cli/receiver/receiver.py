@@ -10,57 +10,28 @@ import json
 import os
 import re
 import stat
-from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
-import numpy as np
-from numpy.typing import NDArray
-
-from dcr_cli.checkpoint.checkpoint import FileDigest, Shard, Tensor
-from dcr_cli.checkpoint.digest import DIGEST_BYTES, State, blake3_text, object_digest, parse_blake3
-from dcr_cli.checkpoint.header import DTYPES, parse_header
-from dcr_cli.checkpoint.in_progress import IN_PROGRESS, LOCK_FILE, MAX_MARKER_BYTES, STATE_FOLDER
-from dcr_cli.checkpoint.json_text import strict_json
+from dcr_cli.checkpoint.digest import object_digest
+from dcr_cli.checkpoint.in_progress import LOCK_FILE, MAX_MARKER_BYTES, STATE_FOLDER
 from dcr_cli.durable import NEW_FILE_MODE, PRIVATE_FOLDER_MODE, Folder
-from dcr_cli.errors import DamagedError, DcrError, UnsupportedError
+from dcr_cli.errors import DamagedError, DcrError
 from dcr_cli.locking import lock_folder
-from dcr_cli.receiver.journal import Chunk
+from dcr_cli.receiver.base import Base, Digests, decode_base, encode_base
+from dcr_cli.receiver.marker import MARKER, REPAIR, Marker, decode_marker, encode_marker
+from dcr_cli.receiver.passes.journal import Chunk
 from dcr_cli.receiver.places import CONFIG, check_changeable
-from dcr_cli.receiver.plan import Base
 
-# The format of a marker of one delta, and of one of several, which a dcr that knows of one alone must not finish.
-MARKER_FORMAT, CHAIN_FORMAT = 1, 2
 STAGE, JOURNAL, HELD = "stage", "journal", "held"
-MARKER, LOCK = (path.rpartition("/")[2] for path in (IN_PROGRESS, LOCK_FILE))
+LOCK = LOCK_FILE.rpartition("/")[2]
 BASE_NAME = "base"
 HELD_CONFIG = f"{HELD}/{CONFIG}"
 BASE_LIMIT = 1 << 40
 _READ_MODE = 0o555
-_REPAIR = "start again from a full copy of a checkpoint"
 _BATCH_NAME = re.compile(r"([0-9]{6,9})\.(commit|done)")
-
-Digests = NDArray[np.uint8]
-
-
-@dataclass(frozen=True, slots=True)
-class Marker:
-    """Which change is in progress.
-
-    `commits` are the blake3 of the commits of its deltas, in order. For people: `deltas` is where these lay, and
-    `remote`, if it is not None, where they come from. `base_blake3` binds the file BASE_NAME.
-    """
-
-    commits: tuple[bytes, ...]
-    deltas: tuple[str, ...]
-    base: State
-    target: State
-    mode: str
-    is_exact: bool
-    base_blake3: bytes
-    remote: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +157,7 @@ class Receiver:
         data = self.home.read(f"{JOURNAL}/{BASE_NAME}", BASE_LIMIT)
         if data is None or object_digest(data) != marker.base_blake3:
             facts = "is missing" if data is None else "is not what was written"
-            raise DamagedError(what, f"{facts}; the change in progress cannot be finished", hint=_REPAIR)
+            raise DamagedError(what, f"{facts}; the change in progress cannot be finished", hint=REPAIR)
         return decode_base(data, what)
 
     def write_batch(self, batch: Batch) -> None:
@@ -209,69 +180,6 @@ class Receiver:
             return batches
 
 
-def encode_marker(marker: Marker) -> bytes:
-    text = _encode_marker(marker, marker.deltas)
-    # What is only for people must not make a marker that cannot be read.
-    return text if len(text) <= MAX_MARKER_BYTES else _encode_marker(marker, ("",) * len(marker.deltas))
-
-
-def _encode_marker(marker: Marker, deltas: Sequence[str]) -> bytes:
-    folders = [_text(delta) for delta in deltas]
-    document: dict[str, Any] = {
-        "format": MARKER_FORMAT if len(folders) == 1 else CHAIN_FORMAT,
-        "commit": blake3_text(marker.commits[-1]),
-        "delta": folders[-1],
-        "base": _state_members(marker.base),
-        "target": _state_members(marker.target),
-        "mode": marker.mode,
-        "exact": marker.is_exact,
-        "journal": blake3_text(marker.base_blake3),
-    }
-    if len(folders) > 1:
-        document |= {"commits": [blake3_text(commit) for commit in marker.commits], "deltas": folders}
-    if marker.remote is not None:
-        document["remote"] = _text(marker.remote)
-    return json.dumps(document, ensure_ascii=False).encode() + b"\n"
-
-
-def _text(path: str) -> str:
-    """A path that may not be UTF-8, as it is shown."""
-    return path.encode(errors="backslashreplace").decode()
-
-
-def decode_marker(text: bytes, what: str) -> Marker:
-    document = strict_json(text, what)
-    number = document.get("format") if isinstance(document, dict) else None
-    if type(number) is int and number > CHAIN_FORMAT:
-        facts = f"has format {number}; this dcr knows up to {CHAIN_FORMAT}"
-        raise UnsupportedError(what, facts, hint="finish with the newer dcr that began the change")
-    try:
-        if number not in (MARKER_FORMAT, CHAIN_FORMAT):
-            raise TypeError
-        is_chain = number == CHAIN_FORMAT
-        commits = document["commits"] if is_chain else [document["commit"]]
-        return Marker(
-            tuple(parse_blake3(commit, what) for commit in commits),
-            tuple(map(str, document["deltas"] if is_chain else [document["delta"]])),
-            _state(document["base"], what),
-            _state(document["target"], what),
-            str(document["mode"]),
-            document["exact"] is True,
-            parse_blake3(document["journal"], what),
-            str(document["remote"]) if "remote" in document else None,
-        )
-    except (TypeError, KeyError) as error:
-        raise DamagedError(what, "is not a marker that dcr wrote", hint=_REPAIR) from error
-
-
-def _state_members(state: State) -> dict[str, str]:
-    return {"content": blake3_text(state.content), "files": blake3_text(state.files)}
-
-
-def _state(members: Mapping[str, Any], what: str) -> State:
-    return State(parse_blake3(members["content"], what), parse_blake3(members["files"], what))
-
-
 def _encode_batch(batch: Batch) -> bytes:
     chunks = [[c.file, c.offset, c.size, c.blake3.hex(), int(c.is_alone)] for c in batch.chunks]
     text = json.dumps({"components": batch.components, "chunks": chunks}).encode()
@@ -281,58 +189,10 @@ def _encode_batch(batch: Batch) -> bytes:
 def _decode_batch(number: int, data: bytes, what: str, *, is_done: bool) -> Batch:
     text, _, digest = data.partition(b"\n")
     if digest.strip() != object_digest(text).hex().encode():
-        raise DamagedError(what, "is not what was written", hint=_REPAIR)
+        raise DamagedError(what, "is not what was written", hint=REPAIR)
     document = json.loads(text)
     chunks = tuple(
         Chunk(file, offset, size, bytes.fromhex(digest), bool(is_alone))
         for file, offset, size, digest, is_alone in document["chunks"]
     )
     return Batch(number, tuple(document["components"]), chunks, is_done)
-
-
-def encode_base(base: Base, digests: Digests) -> bytes:
-    """Write what a receiver holds, and the digests of its tensors in canonical order."""
-    head = {
-        "shards": [[shard.path, shard.size, len(shard.header.raw), shard.path in base.alone] for shard in base.shards],
-        "files": [[file.path, file.kind, file.size, file.blake3.hex()] for file in base.files],
-        "tensors": len(digests),
-    }
-    return b"".join(
-        [
-            json.dumps(head).encode() + b"\n",
-            *(shard.header.raw for shard in base.shards),
-            np.ascontiguousarray(digests).tobytes(),
-        ]
-    )
-
-
-def decode_base(data: bytes, what: str) -> tuple[Base, Digests]:
-    """The inverse of encode_base, for bytes that are known to be its own."""
-    line, _, _ = data.partition(b"\n")
-    head = json.loads(line)
-    at = len(line) + 1
-    shards, alone = [], set()
-    for path, size, header_bytes, is_alone in head["shards"]:
-        shards.append(Shard(path, parse_header(data[at : at + header_bytes], size, what), size))
-        at += header_bytes
-        if is_alone:
-            alone.add(path)
-    files = tuple(FileDigest(path, kind, size, bytes.fromhex(digest)) for path, kind, size, digest in head["files"])
-    digests = np.frombuffer(data, np.uint8, head["tensors"] * DIGEST_BYTES, at).reshape(-1, DIGEST_BYTES)
-    return Base(tuple(shards), tensors_of(shards), files, frozenset(alone)), digests
-
-
-def tensors_of(shards: Sequence[Shard]) -> dict[str, Tensor]:
-    """The tensors of `shards` by name."""
-    return {
-        entry.name: Tensor(
-            entry.name,
-            DTYPES[entry.dtype],
-            entry.shape,
-            number,
-            len(shard.header.raw) + entry.begin,
-            entry.end - entry.begin,
-        )
-        for number, shard in enumerate(shards)
-        for entry in shard.header.tensors
-    }

@@ -14,21 +14,13 @@ from pathlib import Path
 from dcr_cli.durable import Folder, open_folder
 from dcr_cli.errors import DcrError
 from dcr_cli.receiver.apply_result import ApplyResult, done, nothing_done
-from dcr_cli.receiver.beside import (
-    ASIDE,
-    check_beside,
-    check_free,
-    done_to,
-    is_unfinished,
-    names_taken,
-    nothing_to_build,
-    open_parent,
-    stays,
-)
+from dcr_cli.receiver.beside.aside import check_beside, stays
+from dcr_cli.receiver.beside.folders import ASIDE, check_free, is_unfinished, names_taken, open_parent
+from dcr_cli.receiver.beside.fresh import check_fresh, room_for_fresh
+from dcr_cli.receiver.beside.link import read_link
+from dcr_cli.receiver.beside.to import done_to, nothing_to_build
 from dcr_cli.receiver.change import IN_PLACE
-from dcr_cli.receiver.fresh import check_fresh, room_for_fresh
 from dcr_cli.receiver.job import Job, Target, whole_work
-from dcr_cli.receiver.link import read_link
 from dcr_cli.receiver.places import changed_paths, check_changeable, check_plan
 from dcr_cli.receiver.plan import Plan
 from dcr_cli.receiver.record import record_folder

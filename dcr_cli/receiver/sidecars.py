@@ -18,8 +18,9 @@ from dcr_cli.delta.manifest import FileRow
 from dcr_cli.durable import Folder
 from dcr_cli.errors import DamagedError, LocalError
 from dcr_cli.receiver.job import Job, Target
+from dcr_cli.receiver.marker import Marker
 from dcr_cli.receiver.plan import Plan
-from dcr_cli.receiver.receiver import Marker, Receiver
+from dcr_cli.receiver.receiver import Receiver
 from dcr_cli.receiver.record import TensorRecord, mode_of_record, read_record, renew_record, write_record
 from dcr_cli.receiver.reshard import rewrite_weight_map
 

@@ -15,10 +15,10 @@ from dcr_cli.durable import File
 from dcr_cli.errors import DcrError
 from dcr_cli.pool import run_all
 from dcr_cli.receiver.job import Job, Outcome
-from dcr_cli.receiver.journal import Chunk, ChunkPlacer, Entry, JournalWriter
-from dcr_cli.receiver.passes import STREAMS
+from dcr_cli.receiver.passes.journal import Chunk, ChunkPlacer, Entry, JournalWriter
+from dcr_cli.receiver.passes.passes import STREAMS
+from dcr_cli.receiver.passes.tasks import ShardWork, interleave
 from dcr_cli.receiver.plan import Action, NewShard
-from dcr_cli.receiver.tasks import ShardWork, interleave
 
 
 class OpenFile:

@@ -11,8 +11,8 @@ from dcr_cli.checkpoint.checkpoint import Tensor
 from dcr_cli.delta.chain import compose_files
 from dcr_cli.delta.delta import Delta
 from dcr_cli.durable import Folder
+from dcr_cli.receiver.file_plan import match_files
 from dcr_cli.receiver.job import Sums, Target, content_of
-from dcr_cli.receiver.plan import match_files
 from dcr_cli.receiver.survey import Survey, files_left, has_tensors_of_target, look_at, looks_like_target
 
 TargetOf = Callable[[Sequence[Delta]], Target]

@@ -19,8 +19,10 @@ from dcr_cli.delta.chain import is_removed
 from dcr_cli.delta.manifest import Manifest, RemovedFile
 from dcr_cli.durable import Folder, open_folder
 from dcr_cli.errors import DamagedError, WrongBaseError
+from dcr_cli.receiver.base import Base
+from dcr_cli.receiver.file_plan import lacks_weight_map, match_files
 from dcr_cli.receiver.job import Job, Sums, Target, content_of, sums_of, wrong_base
-from dcr_cli.receiver.plan import Base, check_tensors, lacks_weight_map, match_files
+from dcr_cli.receiver.plan import check_tensors
 from dcr_cli.receiver.record import Record, read_record, record_folder
 
 

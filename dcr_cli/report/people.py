@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from dcr_cli.diff import DiffResult
     from dcr_cli.inspect import InspectResult
     from dcr_cli.receiver.apply_result import ApplyResult
-    from dcr_cli.show import ShownVersion, ShowResult
+    from dcr_cli.show_result import ShownVersion, ShowResult
     from dcr_cli.verify import TensorDifference, VerifyResult
 
 MOST_LISTED = 20

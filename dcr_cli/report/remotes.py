@@ -12,7 +12,7 @@ from dcr_cli.report.people import KEY_DIGITS, MOST_LISTED, Line, amount, facts, 
 if TYPE_CHECKING:
     from dcr_cli.log import LoggedVersion, LogResult
     from dcr_cli.prune import PruneResult
-    from dcr_cli.show import ShowAnchorResult
+    from dcr_cli.show_result import ShowAnchorResult
     from dcr_cli.status import ReceiverStatus, StatusResult
     from dcr_cli.verify_remote import VerifyRemoteResult
 

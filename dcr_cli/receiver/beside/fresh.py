@@ -18,6 +18,7 @@ from dcr_cli.receiver.plan import Action, Plan
 from dcr_cli.receiver.receiver import Receiver
 from dcr_cli.receiver.sidecars import NewFiles, final_files, marker_of, new_files, record_target
 from dcr_cli.receiver.staging import stage
+from dcr_cli.receiver.survey import Survey, judge
 
 _SPOOL = "spool"
 
@@ -167,3 +168,13 @@ def with_those_above(folders: Sequence[str]) -> list[str]:
     """Folders and those above them, but for the root; what lies in a folder comes before it."""
     found = {"/".join(parts[:count]) for parts in (f.split("/") for f in folders) for count in range(1, len(parts) + 1)}
     return sorted(found - {""}, reverse=True)
+
+
+def build_shards(fresh: Fresh, found: Survey, job: Job, mode: str) -> bool:
+    """Build the shards and check them; True if the base has turned out to be the target."""
+    fresh.check()
+    outcome = fresh.build(mode)
+    if judge(found, job, outcome.base_sums):
+        return True
+    outcome.check_target()
+    return False

@@ -1,7 +1,7 @@
 """Makes new folders at a wanted state: where none is, or beside a folder that a link is then turned from.
 
 A folder that a stopped run has left is gone on with if it was for the same state. What links say, and what becomes of
-the folder before, is link.py's and beside.py's matter.
+the folder before, is the matter of the room beside/.
 """
 
 from __future__ import annotations
@@ -15,34 +15,30 @@ from pathlib import Path
 
 from dcr_cli.durable import NEW_FOLDER_MODE, PRIVATE_FOLDER_MODE, Folder, may_give_owner, open_folder
 from dcr_cli.errors import ConflictError, DcrError
-from dcr_cli.receiver.belongings import Belongings, read_own_record, sort_out
-from dcr_cli.receiver.beside import (
+from dcr_cli.receiver.beside.aside import check_beside, remove_previous, remove_unfinished, stays, take_over
+from dcr_cli.receiver.beside.carry import place_of
+from dcr_cli.receiver.beside.folders import (
     ASIDE,
-    check_beside,
     check_free,
     is_unfinished,
     names_taken,
     open_parent,
     partial_name,
     remove_folder,
-    remove_previous,
-    remove_unfinished,
-    stays,
-    take_over,
 )
-from dcr_cli.receiver.carry import place_of
-from dcr_cli.receiver.fresh import with_those_above
-from dcr_cli.receiver.install_here import Installation, Request, begin
-from dcr_cli.receiver.install_result import InstallResult, would_do
-from dcr_cli.receiver.install_site import Allowance, site_of
-from dcr_cli.receiver.link import Link, check_still, claim_nothing, make_link, no_link, read_link
-from dcr_cli.receiver.note import key_of, read_note
+from dcr_cli.receiver.beside.fresh import with_those_above
+from dcr_cli.receiver.beside.link import Link, check_still, claim_nothing, make_link, no_link, read_link
+from dcr_cli.receiver.install.belongings import Belongings, read_own_record, sort_out
+from dcr_cli.receiver.install.here import Installation, Request, begin
+from dcr_cli.receiver.install.note import key_of, read_note
+from dcr_cli.receiver.install.result import InstallResult, would_do
+from dcr_cli.receiver.install.site import Allowance, site_of
+from dcr_cli.receiver.install.stock import Site, Stock, no_stock, room_for, take_stock
+from dcr_cli.receiver.install.wanted import Wanted
 from dcr_cli.receiver.places import check_changeable, check_names, check_no_mount, check_room, folders_of
 from dcr_cli.receiver.receiver import Receiver
 from dcr_cli.receiver.record import record_folder
-from dcr_cli.receiver.stock import Site, Stock, no_stock, room_for, take_stock
 from dcr_cli.receiver.survey import open_root
-from dcr_cli.receiver.wanted import Wanted
 
 NEW = "new"
 _NOTHING = Belongings({}, (), ())

@@ -2,7 +2,7 @@
 
 The order of steps is change.py's, for the same reasons. Everything is staged, durable and checked before the marker,
 which is durable before the first change and goes after the last; whatever a stopped run has left to do, the next one
-for the same state does, as if from the start. Which folder it is, is install.py's and install_beside.py's matter.
+for the same state does, as if from the start. Which folder it is, is install.py's and beside.py's matter.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ from dcr_cli.checkpoint.folder import AT_REST, Identity, check_same, identity_of
 from dcr_cli.checkpoint.in_progress import INSTALL, STATE_FOLDER
 from dcr_cli.durable import PRIVATE_FOLDER_MODE, File, Folder
 from dcr_cli.errors import ConflictError, DamagedError, LocalError
-from dcr_cli.receiver.built import read_built
-from dcr_cli.receiver.gather import Effort, Gatherer, Shelf
-from dcr_cli.receiver.install_result import InstallResult
-from dcr_cli.receiver.note import Note, key_of, read_note, write_note
+from dcr_cli.receiver.install.built import read_built
+from dcr_cli.receiver.install.gather import Effort, Gatherer, Shelf
+from dcr_cli.receiver.install.note import Note, key_of, read_note, write_note
+from dcr_cli.receiver.install.result import InstallResult
+from dcr_cli.receiver.install.stock import Site, Stock, check_site, staged_name, take_stock
+from dcr_cli.receiver.install.wanted import Fetcher, Part, Wanted, parts_of
+from dcr_cli.receiver.marker import Marker
 from dcr_cli.receiver.places import CONFIG, folders_of
-from dcr_cli.receiver.receiver import HELD, HELD_CONFIG, STAGE, Marker, Receiver
+from dcr_cli.receiver.receiver import HELD, HELD_CONFIG, STAGE, Receiver
 from dcr_cli.receiver.record import TensorRecord, mode_of_record, read_record, write_record
 from dcr_cli.receiver.removal import move_file, remove_empty_folders, remove_files
 from dcr_cli.receiver.sidecars import identities_now, identity_below
-from dcr_cli.receiver.stock import Site, Stock, check_site, staged_name, take_stock
-from dcr_cli.receiver.wanted import Fetcher, Part, Wanted, parts_of
 
 # What the folder was before does not matter any more.
 _ANY = State(bytes(32), bytes(32))

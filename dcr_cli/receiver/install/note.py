@@ -14,8 +14,8 @@ from dcr_cli.checkpoint.json_text import strict_json
 from dcr_cli.checkpoint.names import safe_path
 from dcr_cli.durable import Folder
 from dcr_cli.errors import DamagedError
+from dcr_cli.receiver.install.wanted import Wanted, decode_wanted, encode_wanted
 from dcr_cli.receiver.receiver import JOURNAL
-from dcr_cli.receiver.wanted import Wanted, decode_wanted, encode_wanted
 
 _NOTE = f"{JOURNAL}/wanted"
 _NOTE_LIMIT = 1 << 34

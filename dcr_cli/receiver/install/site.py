@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from dcr_cli.checkpoint.in_progress import INSTALL, MAX_MARKER_BYTES, change_of, command_to_finish
 from dcr_cli.durable import Folder
 from dcr_cli.errors import IncompleteError
-from dcr_cli.receiver.belongings import left_by_apply, look_over, sort_out
-from dcr_cli.receiver.note import key_of, read_note
+from dcr_cli.receiver.install.belongings import left_by_apply, look_over, sort_out
+from dcr_cli.receiver.install.note import key_of, read_note
+from dcr_cli.receiver.install.stock import Site
+from dcr_cli.receiver.install.wanted import Wanted
+from dcr_cli.receiver.marker import MARKER, Marker, decode_marker
 from dcr_cli.receiver.places import CONFIG
-from dcr_cli.receiver.receiver import HELD_CONFIG, MARKER, Marker, decode_marker
+from dcr_cli.receiver.receiver import HELD_CONFIG
 from dcr_cli.receiver.record import record_folder
-from dcr_cli.receiver.stock import Site
-from dcr_cli.receiver.wanted import Wanted
 
 
 @dataclass(frozen=True, slots=True)

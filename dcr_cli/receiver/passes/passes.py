@@ -5,9 +5,7 @@ Where new bytes go is told by the caller, who also judges the digests that come 
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -29,11 +27,12 @@ from dcr_cli.delta.encoding import (
 from dcr_cli.delta.manifest import TensorRow
 from dcr_cli.delta.strided import flat_indices, spans
 from dcr_cli.pool import run_all
-from dcr_cli.receiver.journal import Entry
-from dcr_cli.receiver.tasks import (
+from dcr_cli.receiver.passes.digests import Digests, Sums, Tally
+from dcr_cli.receiver.passes.journal import Entry
+from dcr_cli.receiver.passes.runs import Coded
+from dcr_cli.receiver.passes.tasks import (
     STRETCH_BYTES,
     BoxBlock,
-    Coded,
     Part,
     ShardWork,
     Source,
@@ -53,63 +52,8 @@ BYTE_ENTRY_BYTES = POSITION_BYTES + 1
 
 Elements = NDArray[Any]
 Bytes = NDArray[np.uint8]
-Sums = NDArray[np.uint32]
 
 _NOTHING = np.zeros(4, np.uint32)
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """The first block that could not be decoded."""
-
-    row: int
-    payload: int
-    facts: str
-
-
-class Digests:
-    """What a pass found out: per row the digests of its source and of its target and how many elements its pieces
-    changed, per base tensor its digest."""
-
-    def __init__(self, rows: int, bases: int) -> None:
-        self.source = np.zeros((rows, 4), np.uint32)
-        self.target = np.zeros((rows, 4), np.uint32)
-        self.base = np.zeros((bases, 4), np.uint32)
-        self.changed = np.zeros(rows, np.int64)
-        self.failure: Failure | None = None
-        self.bytes_done = 0
-        self._lock = threading.Lock()
-
-    def add(self, tally: Tally) -> None:
-        with self._lock:
-            for sums, numbers, found in (
-                (self.source, tally.rows, tally.sources),
-                (self.target, tally.rows, tally.targets),
-                (self.base, tally.bases, tally.base_sums),
-            ):
-                if numbers:
-                    np.add.at(sums, numbers, np.concatenate(found))
-            for row, changed in tally.changed:
-                self.changed[row] += changed
-            self.bytes_done += tally.bytes
-
-    def fail(self, row: int, payload: int, error: ValueError) -> None:
-        with self._lock:
-            if self.failure is None:
-                self.failure = Failure(row, payload, str(error))
-
-
-class Tally:
-    """What one task adds to the digests."""
-
-    def __init__(self) -> None:
-        self.rows: list[int] = []
-        self.sources: list[Sums] = []
-        self.targets: list[Sums] = []
-        self.bases: list[int] = []
-        self.base_sums: list[Sums] = []
-        self.changed: list[tuple[int, int]] = []
-        self.bytes = 0
 
 
 def run_pass(

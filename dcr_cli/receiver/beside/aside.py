@@ -1,4 +1,4 @@
-"""Applies a delta without touching what is there: to a new folder, or beside a folder that a link is then turned from.
+"""Applies a delta beside a folder that a link leads to, which is then turned; the folder before goes, or stays.
 
 How a folder is built is fresh.py's matter, what a link says link.py's. A folder that a stopped run left is marked as
 incomplete, and removed by the next.
@@ -7,28 +7,18 @@ incomplete, and removed by the next.
 from __future__ import annotations
 
 import os
-import shlex
-import stat
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dcr_cli.checkpoint.folder import Identity
-from dcr_cli.checkpoint.in_progress import (
-    IN_PROGRESS,
-    INSTALL,
-    MAX_MARKER_BYTES,
-    STATE_FOLDER,
-    change_of,
-    command_to_finish,
-)
-from dcr_cli.checkpoint.names import shown
-from dcr_cli.durable import PRIVATE_FOLDER_MODE, Folder, open_folder
-from dcr_cli.errors import ConflictError, DcrError, IncompleteError, LocalError, WrongBaseError
+from dcr_cli.checkpoint.in_progress import IN_PROGRESS, STATE_FOLDER, change_of, command_to_finish
+from dcr_cli.durable import Folder, open_folder
+from dcr_cli.errors import ConflictError, DcrError, IncompleteError
 from dcr_cli.locking import lock
-from dcr_cli.receiver.apply_result import ApplyResult, done, joined, nothing_done
-from dcr_cli.receiver.carry import (
+from dcr_cli.receiver.apply_result import ApplyResult, done, nothing_done
+from dcr_cli.receiver.beside.carry import (
     Previous,
     carry_over,
     decode_previous,
@@ -38,11 +28,9 @@ from dcr_cli.receiver.carry import (
     remove_known,
     unknown_files,
 )
-from dcr_cli.receiver.change import REPLACE
-from dcr_cli.receiver.fresh import Fresh, room_for_fresh
-from dcr_cli.receiver.here import change
-from dcr_cli.receiver.job import Job, Target
-from dcr_cli.receiver.link import (
+from dcr_cli.receiver.beside.folders import ASIDE, is_unfinished, names_taken, new_folder, remove_folder
+from dcr_cli.receiver.beside.fresh import Fresh, build_shards, room_for_fresh
+from dcr_cli.receiver.beside.link import (
     CLAIM,
     Link,
     check_still,
@@ -53,61 +41,16 @@ from dcr_cli.receiver.link import (
     read_link,
     turn,
 )
+from dcr_cli.receiver.job import Job, Target
 from dcr_cli.receiver.places import changed_paths, check_changeable, check_lengths
 from dcr_cli.receiver.plan import Plan
-from dcr_cli.receiver.receiver import LOCK, MARKER, Receiver, decode_marker
+from dcr_cli.receiver.receiver import LOCK, Receiver
 from dcr_cli.receiver.record import renew_record
 from dcr_cli.receiver.sidecars import identities_now, leave_record
-from dcr_cli.receiver.survey import Survey, is_there_already, judge, look_at, open_root
+from dcr_cli.receiver.survey import Survey, is_there_already, look_at, open_root
 
-TO, ASIDE = "to", "aside"
 _PREVIOUS = "previous"
 _PREVIOUS_LIMIT = 1 << 30
-
-
-def apply_to(checkpoint: Path, out: Path, targets: Sequence[Target], skip: Sequence[str]) -> ApplyResult:
-    """Build the last of `targets` in `out`, which must not exist or be an empty folder; `checkpoint` is only read.
-
-    The first is built from it, and brought to the others before it gets its name.
-    """
-    out = Path(os.path.abspath(out))
-    with open_root(checkpoint) as source, open_parent(out) as parent:
-        check_free(parent, out.name)
-        found, job = look_at(source, targets[0], skip)
-        if is_there_already(found, job):
-            raise nothing_to_build(job)
-        plan = job.plan(is_exact=found.is_base, in_place=False)
-        partial = partial_name(out.name)
-        with _new_folder(parent, partial, exist_ok=True) as receiver:
-            fresh = Fresh(receiver, source, job, plan, links=False)
-            if _build(fresh, found, job, TO):
-                raise nothing_to_build(job)
-            fresh.end()
-            result = done_to(out, found, job, plan, bytes_written=fresh.bytes_written, dry_run=False)
-            results = [result]
-            for target in targets[1:]:
-                results.append(change(receiver, target, REPLACE, skip))
-                # What it has prepared goes before the folder is seen.
-                receiver.clear()
-            check_free(parent, out.name)
-            parent.rename(partial, parent, out.name)
-            parent.sync()
-        return joined(results)
-
-
-def open_parent(out: Path) -> Folder:
-    """Open the folder that `out` is to be built in; LocalError if there is none."""
-    if not out.parent.exists():
-        hint = f"mkdir -p {shlex.quote(str(out.parent))}"
-        raise LocalError(str(out), f"there is no folder {shown(str(out.parent))}", hint=hint)
-    return open_folder(out.parent)
-
-
-def done_to(out: Path, found: Survey, job: Job, plan: Plan, *, bytes_written: int, dry_run: bool) -> ApplyResult:
-    paths = [shard.path for shard in plan.shards] + [row.path for row in job.target.chain.manifest.files]
-    foreign = found.foreign
-    result = done(str(out), TO, job, plan, files=paths, bytes_written=bytes_written, foreign=foreign, dry_run=dry_run)
-    return replace(result, room_bytes=room_for_fresh(plan, links=False))
 
 
 def apply_aside(path: Path, target: Target, skip: Sequence[str], *, keep_previous: bool) -> ApplyResult:
@@ -233,9 +176,9 @@ class _Move:
                 return name, 0
         else:
             raise names_taken(self.parent, names)
-        with _new_folder(self.parent, name, exist_ok=False) as receiver:
+        with new_folder(self.parent, name, exist_ok=False) as receiver:
             fresh = Fresh(receiver, self.old.root, job, plan, links=True)
-            if _build(fresh, found, job, ASIDE):
+            if build_shards(fresh, found, job, ASIDE):
                 raise _NothingToDoError
             claim_nothing(receiver.home)
             fresh.end(unknown_files(self.old.root, {file.path for file in found.base.files}))
@@ -251,78 +194,8 @@ class _Move:
             return False
 
 
-def names_taken(parent: Folder, names: Sequence[str]) -> ConflictError:
-    return ConflictError(str(parent.path / names[0]), "exists, and so do all names like it; remove them")
-
-
 class _NothingToDoError(Exception):
     """The base has turned out to be the target."""
-
-
-def _build(fresh: Fresh, found: Survey, job: Job, mode: str) -> bool:
-    """Build the shards and check them; True if the base has turned out to be the target."""
-    fresh.check()
-    outcome = fresh.build(mode)
-    if judge(found, job, outcome.base_sums):
-        return True
-    outcome.check_target()
-    return False
-
-
-def nothing_to_build(job: Job) -> WrongBaseError:
-    return WrongBaseError(job.what, "is at this delta's target already; there is nothing to build", hint="copy it")
-
-
-def partial_name(name: str) -> str:
-    """What a folder is called while it is built."""
-    return f".{name}.dcr-partial"
-
-
-def check_free(parent: Folder, name: str) -> None:
-    """Raise UsageError or ConflictError if nothing could be built and then be called `name`."""
-    check_lengths(parent, [name, partial_name(name)], "building it")
-    status = parent.status(name)
-    if status is not None and not (stat.S_ISDIR(status.st_mode) and parent.is_empty(name)):
-        hint = "choose another name, or remove it"
-        raise ConflictError(str(parent.path / name), "exists and is no empty folder", hint=hint)
-
-
-@contextmanager
-def _new_folder(parent: Folder, name: str, *, exist_ok: bool) -> Iterator[Receiver]:
-    """Make a folder, locked, and empty but for its lock, whatever was in it; after an error it is removed again."""
-    parent.make_folder(name, PRIVATE_FOLDER_MODE, exist_ok=exist_ok)
-    parent.sync()
-    with parent.open_folder(name) as root, ExitStack() as stack:
-        before = os.fstat(root.fd)
-        root.make_private()
-        private = os.fstat(root.fd).st_mode
-        receiver = stack.enter_context(Receiver(root))
-        # Before it was locked, whoever had it may have finished it and given it its name.
-        if (status := parent.status(name)) is None or place_of(status) != place_of(before):
-            if os.fstat(root.fd).st_mode == private:
-                root.set_mode(stat.S_IMODE(before.st_mode))
-            facts = "was built by another dcr meanwhile"
-            raise ConflictError(str(parent.path / name), facts, hint="see what it has built, and try again")
-        for folder, kept in ((root, STATE_FOLDER), (receiver.home, LOCK)):
-            for inner in folder.names():
-                if inner != kept:
-                    folder.remove_tree(inner)
-        try:
-            yield receiver
-        except BaseException:
-            # The cause is what counts; what cannot be removed now, the next run removes.
-            with suppress(DcrError):
-                remove_folder(parent, name)
-            receiver.keeps_home = True
-            raise
-
-
-@contextmanager
-def _opened_private(parent: Folder, name: str) -> Iterator[Folder]:
-    """Open a folder that is being built, or was and may have its last mode already, to change what is in it."""
-    with parent.open_folder(name) as folder:
-        folder.make_private()
-        yield folder
 
 
 @contextmanager
@@ -386,26 +259,5 @@ def _was_not_turned_to(parent: Folder, name: str, link: Link) -> bool:
     try:
         with parent.open_folder(f"{name}/{STATE_FOLDER}") as home:
             return path != link.folder and is_unturned(home, link) and not is_used_otherwise(link, path)
-    except DcrError:
-        return False
-
-
-def remove_folder(parent: Folder, name: str) -> None:
-    """Remove an unfinished folder, last of all what says that it is one."""
-    with _opened_private(parent, name) as folder:
-        for inner in folder.names():
-            if inner != STATE_FOLDER:
-                folder.remove_tree(inner)
-    parent.remove_tree(name)
-
-
-def is_unfinished(parent: Folder, name: str) -> bool:
-    """Whether nothing is in the folder yet, or a marker that says that it was being built for a link."""
-    try:
-        with parent.open_folder(name) as folder:
-            if set(folder.names()) <= {STATE_FOLDER}:
-                return True
-        text = parent.read(f"{name}/{STATE_FOLDER}/{MARKER}", MAX_MARKER_BYTES)
-        return text is not None and decode_marker(text, name).mode in (ASIDE, INSTALL)
     except DcrError:
         return False

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dcr_cli.checkpoint.digest import State
-from dcr_cli.receiver.stock import Site, Stock, room_for
-from dcr_cli.receiver.wanted import Wanted
+from dcr_cli.receiver.install.stock import Site, Stock, room_for
+from dcr_cli.receiver.install.wanted import Wanted
 
 
 @dataclass(frozen=True, slots=True)

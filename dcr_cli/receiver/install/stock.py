@@ -1,6 +1,6 @@
 """Finds out what a folder lacks to be at a wanted state, and whether it could be brought there.
 
-It reads and changes nothing; install_here.py does what is lacking.
+It reads and changes nothing; here.py does what is lacking.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from dcr_cli.checkpoint.folder import identity_of
 from dcr_cli.checkpoint.in_progress import STATE_FOLDER
 from dcr_cli.durable import Folder
-from dcr_cli.receiver.belongings import Belongings
-from dcr_cli.receiver.gather import Effort, Found, Shelf, Supply, find_right, supply_of
+from dcr_cli.receiver.install.belongings import Belongings
+from dcr_cli.receiver.install.gather import Effort, Found, Shelf, Supply, find_right, supply_of
+from dcr_cli.receiver.install.wanted import Wanted
 from dcr_cli.receiver.places import (
     CONFIG,
     check_moves,
@@ -25,7 +26,6 @@ from dcr_cli.receiver.places import (
     with_slack,
 )
 from dcr_cli.receiver.receiver import HELD_CONFIG, STAGE
-from dcr_cli.receiver.wanted import Wanted
 
 # What st_blocks counts in, whatever the file system's own blocks are.
 _BLOCK_BYTES = 512

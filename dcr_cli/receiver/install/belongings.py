@@ -16,9 +16,11 @@ from dcr_cli.checkpoint.parts import MAX_WEIGHT_MAP_BYTES, is_top_shard, is_weig
 from dcr_cli.checkpoint.weight_map import parse_weight_map
 from dcr_cli.durable import Folder
 from dcr_cli.errors import DamagedError, NotFoundError, WrongBaseError
-from dcr_cli.receiver.receiver import BASE_LIMIT, BASE_NAME, JOURNAL, Marker, decode_base
+from dcr_cli.receiver.base import decode_base
+from dcr_cli.receiver.install.wanted import Wanted
+from dcr_cli.receiver.marker import Marker
+from dcr_cli.receiver.receiver import BASE_LIMIT, BASE_NAME, JOURNAL
 from dcr_cli.receiver.record import Record, read_record, record_folder
-from dcr_cli.receiver.wanted import Wanted
 
 
 @dataclass(frozen=True, slots=True)

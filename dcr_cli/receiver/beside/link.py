@@ -1,7 +1,7 @@
 """A link to a checkpoint's folder: what it says, which folders were made for it, and how it is turned.
 
 A folder that a link was turned to holds a claim: which link that was. Copied with its folder, or found behind another
-link, a claim says nothing. What is built behind a link, and what is removed, is beside.py's matter.
+link, a claim says nothing. What is built behind a link, and what is removed, is aside.py's matter.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Gathers the bytes of wanted files: finds the ranges that are there already, copies those, fetches the others.
 
 A range counts only when it has its blake3. What is gathered lies in staged files, which may hold wrong ranges until all
-of theirs are right; giving them a name is install_here.py's matter.
+of theirs are right; giving them a name is here.py's matter.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dcr_cli.checkpoint.names import shown
 from dcr_cli.durable import File
 from dcr_cli.errors import DamagedError
 from dcr_cli.pool import run_all
-from dcr_cli.receiver.wanted import Fetcher, Part, Wanted, parts_of
+from dcr_cli.receiver.install.wanted import Fetcher, Part, Wanted, parts_of
 
 Progress = Callable[[str, int, int], None]
 Range = tuple[int, int]

@@ -18,10 +18,10 @@ from dcr_cli.checkpoint.parts import SHARD, WEIGHT_MAP
 from dcr_cli.checkpoint.weight_map import check_agreement, check_sets_complete, parse_weight_map
 from dcr_cli.content import Side, Workers, in_file_order, tensor_digests, tensor_of_part
 from dcr_cli.errors import DamagedError
-from dcr_cli.receiver.gather import Effort
-from dcr_cli.receiver.receiver import tensors_of
+from dcr_cli.receiver.base import tensors_of
+from dcr_cli.receiver.install.gather import Effort
+from dcr_cli.receiver.install.wanted import Wanted
 from dcr_cli.receiver.record import TensorRecord
-from dcr_cli.receiver.wanted import Wanted
 
 _SHOWN_DIGITS = 16
 

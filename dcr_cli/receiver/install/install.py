@@ -1,6 +1,6 @@
 """Brings a receiver to a state that is given as plain files: a new folder, or a checkpoint in whatever state it is.
 
-This module chooses the way; install_here.py goes it in a folder, install_beside.py makes new folders.
+This module chooses the way; here.py goes it in a folder, beside.py makes new folders.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from pathlib import Path
 
 from dcr_cli.arguments import check_path, is_loop
 from dcr_cli.durable import Folder
-from dcr_cli.errors import LocalError, UsageError
-from dcr_cli.receiver.beside import ASIDE
+from dcr_cli.errors import IN_A_CIRCLE, LocalError, UsageError
+from dcr_cli.receiver.beside.folders import ASIDE
 from dcr_cli.receiver.change import IN_PLACE, REPLACE
-from dcr_cli.receiver.install_beside import install_aside, install_new, rehearse_install_aside, rehearse_new
-from dcr_cli.receiver.install_here import Installation, Request, begin
-from dcr_cli.receiver.install_result import InstallResult, would_do
-from dcr_cli.receiver.install_site import Allowance, is_of, marker_in, site_of
-from dcr_cli.receiver.note import read_note
+from dcr_cli.receiver.install.beside import install_aside, install_new, rehearse_install_aside, rehearse_new
+from dcr_cli.receiver.install.here import Installation, Request, begin
+from dcr_cli.receiver.install.note import read_note
+from dcr_cli.receiver.install.result import InstallResult, would_do
+from dcr_cli.receiver.install.site import Allowance, is_of, marker_in, site_of
+from dcr_cli.receiver.install.stock import check_site, take_stock
+from dcr_cli.receiver.install.wanted import Wanted, check_wanted
 from dcr_cli.receiver.places import check_changeable
 from dcr_cli.receiver.receiver import Receiver
 from dcr_cli.receiver.record import record_folder
-from dcr_cli.receiver.stock import check_site, take_stock
 from dcr_cli.receiver.survey import open_root
-from dcr_cli.receiver.wanted import Wanted, check_wanted
 
 MODES = (REPLACE, IN_PLACE, ASIDE)
 
@@ -56,7 +56,7 @@ def install(checkpoint: str | Path, request: Request, manner: Manner) -> Install
     if manner.keep_previous and manner.mode != ASIDE:
         raise UsageError("install", "keep_previous needs mode aside")
     if is_loop(path):
-        raise LocalError(f"checkpoint {path}", "is a link that leads in a circle")
+        raise LocalError(f"checkpoint {path}", "is a link that leads in a circle", hint=IN_A_CIRCLE)
     check_wanted(request.wanted, request.origin)
     if manner.mode == ASIDE:
         way = rehearse_install_aside if manner.dry_run else install_aside
