@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from dcr_cli.arguments import check_apart, check_path, is_loop
@@ -22,6 +22,7 @@ from dcr_cli.delta.delta import Delta, open_delta
 from dcr_cli.delta.payload_reader import PayloadReader
 from dcr_cli.durable import Folder, open_folder
 from dcr_cli.errors import IN_A_CIRCLE, DamagedError, IncompleteError, LocalError, UsageError
+from dcr_cli.layout.document import read_layout
 from dcr_cli.receiver.apply_result import ApplyResult, joined
 from dcr_cli.receiver.beside.aside import apply_aside
 from dcr_cli.receiver.beside.folders import ASIDE
@@ -35,6 +36,7 @@ from dcr_cli.receiver.record import read_recorded_state
 from dcr_cli.receiver.rehearsal import find_there, rehearse_aside, rehearse_change, rehearse_to
 from dcr_cli.receiver.start import TargetOf, find_start
 from dcr_cli.receiver.survey import open_root
+from dcr_cli.receiver.view import View
 from dcr_cli.work import threads
 
 __all__ = ["MODES", "ApplyResult", "apply"]
@@ -53,6 +55,7 @@ def apply(
     dry_run: bool = False,
     keep_previous: bool = False,
     skip: Sequence[str] = (),
+    layout: str | Path | None = None,
     progress: Progress | None = None,
 ) -> ApplyResult:
     """Bring `checkpoint` from the base of `delta` to its target; with `to`, build the target there instead.
@@ -63,7 +66,9 @@ def apply(
 
     `mode` replace stages new shards and renames them, in-place patches shards where they lie, and aside builds beside
     the folder that the link `checkpoint` points at and turns the link; that folder stays with `keep_previous`, and if
-    it was not made for this link or another one leads to it. A receiver that is at the target is left alone. Before
+    it was not made for this link or another one leads to it. With `layout`, a file, or where one was given before, or
+    PyTorch's distributed checkpoint has written the shards, tensors lie in them where that says. A receiver that is at
+    the target is left alone. Before
     anything changes, the deltas and the base are read and checked, and every tensor's result: an error until then
     leaves the checkpoint as it was. Stopped later, it says that it is incomplete until the same call finishes it.
     Raises NotFoundError, DamagedError (IncompleteError if other deltas have to be finished first), WrongBaseError,
@@ -78,7 +83,8 @@ def apply(
         _check_apart(Path(folder), Path(checkpoint), Path(to) if to is not None else None)
     hint = "the delta comes first: dcr apply DELTA CHECKPOINT"
     opened = [open_delta(folder, if_checkpoint=hint) for folder in folders]
-    way = Way(mode, Path(to) if to is not None else None, dry_run, keep_previous, tuple(skip))
+    view = View(tuple(skip), read_layout(layout) if layout is not None else None)
+    way = Way(mode, Path(to) if to is not None else None, dry_run, keep_previous, view)
     return apply_chain(opened, Path(checkpoint), way, jobs=jobs, progress=progress)
 
 
@@ -90,7 +96,7 @@ class Way:
     to: Path | None = None
     dry_run: bool = False
     keep_previous: bool = False
-    skip: tuple[str, ...] = ()
+    view: View = field(default_factory=View)
 
 
 def apply_chain(
@@ -122,16 +128,16 @@ def apply_chain(
             return _apply_here(checkpoint, deltas, way, target_of)
         if len(deltas) > 1:
             with open_root(checkpoint) as root:
-                deltas = _not_done(root, deltas, way.skip, target_of)
+                deltas = _not_done(root, deltas, way.view, target_of)
         targets = [target_of(group) for group in split(deltas)]
         if way.dry_run:
             return replace(_rehearse(checkpoint, targets[0], way), target=targets[-1].chain.target)
         if way.to is not None:
-            return apply_to(checkpoint, way.to, targets, way.skip)
+            return apply_to(checkpoint, way.to, targets, way.view)
         keeps = [way.keep_previous, *(False for _ in targets[1:])]
         return joined(
             [
-                apply_aside(checkpoint, target, way.skip, keep_previous=keep)
+                apply_aside(checkpoint, target, way.view, keep_previous=keep)
                 for target, keep in zip(targets, keeps, strict=True)
             ]
         )
@@ -139,11 +145,11 @@ def apply_chain(
 
 def _rehearse(checkpoint: Path, target: Target, way: Way) -> ApplyResult:
     if way.to is not None:
-        return rehearse_to(checkpoint, way.to, target, way.skip)
+        return rehearse_to(checkpoint, way.to, target, way.view)
     if way.mode == ASIDE:
-        return rehearse_aside(checkpoint, target, way.skip, keep_previous=way.keep_previous)
+        return rehearse_aside(checkpoint, target, way.view, keep_previous=way.keep_previous)
     with open_root(checkpoint) as root:
-        return rehearse_change(root, target, way.mode, way.skip)
+        return rehearse_change(root, target, way.mode, way.view)
 
 
 def _apply_here(checkpoint: Path, deltas: Sequence[Delta], way: Way, target_of: TargetOf) -> ApplyResult:
@@ -152,8 +158,8 @@ def _apply_here(checkpoint: Path, deltas: Sequence[Delta], way: Way, target_of: 
             receiver = Receiver(root)
         except LocalError:
             # Where nothing can be changed, nothing has to be if it is at the target.
-            group = split(_not_done(root, deltas, way.skip, target_of))[0]
-            found = find_there(root, target_of(group), way.mode, way.skip)
+            group = split(_not_done(root, deltas, way.view, target_of))[0]
+            found = find_there(root, target_of(group), way.mode, way.view)
             if found is None:
                 raise
             return found
@@ -165,15 +171,15 @@ def _apply_here(checkpoint: Path, deltas: Sequence[Delta], way: Way, target_of: 
                 results.append(finish(receiver, target_of(begun), marker))
             else:
                 receiver.clear()
-                deltas = _not_done(root, deltas, way.skip, target_of)
+                deltas = _not_done(root, deltas, way.view, target_of)
             for group in split(deltas):
-                results.append(change(receiver, target_of(group), way.mode, way.skip))
+                results.append(change(receiver, target_of(group), way.mode, way.view))
             return joined(results)
 
 
-def _not_done(root: Folder, deltas: Sequence[Delta], skip: Sequence[str], target_of: TargetOf) -> Sequence[Delta]:
+def _not_done(root: Folder, deltas: Sequence[Delta], view: View, target_of: TargetOf) -> Sequence[Delta]:
     """The deltas that are to be applied; of those that all have been, the last, so that its target is checked."""
-    return deltas[min(find_start(root, deltas, skip, target_of), len(deltas) - 1) :]
+    return deltas[min(find_start(root, deltas, view, target_of), len(deltas) - 1) :]
 
 
 def _begun(root: Folder, deltas: Sequence[Delta], marker: Marker) -> tuple[Sequence[Delta], Sequence[Delta]]:

@@ -19,6 +19,8 @@ from dcr_cli.holder import MAX_HOLDER_BYTES, decode_holder
 STATE_FOLDER = ".dcr"
 IN_PROGRESS = f"{STATE_FOLDER}/in-progress"
 LOCK_FILE = f"{STATE_FOLDER}/lock"
+# How a receiver stores its tensors, if not as they are.
+LAYOUT_NOTE = f"{STATE_FOLDER}/layout.json"
 # The mode of a marker of a pull that brings a checkpoint to a state given as plain files.
 INSTALL = "install"
 # A marker is no larger. No longer path, and no more of them, is shown to say how to finish.

@@ -88,6 +88,7 @@ def apply(
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Say what would be done; change nothing.")] = False,
     skip: Skip = None,
+    layout: Layout = None,
 ) -> int:
     """Bring CHECKPOINT from a delta's base to its target, byte for byte; safe to stop and to run again.
 
@@ -112,6 +113,7 @@ def apply(
             dry_run=dry_run,
             keep_previous=keep_previous,
             skip=skip or (),
+            layout=path_of(layout, "--layout") if layout is not None else None,
             progress=progress,
         )
     session.note_idle(skip, checkpoint)

@@ -53,6 +53,10 @@ class Boxes:
         self._starts = np.array([each.box.canonical for each in held], np.int64)
         self._ends = np.array([each.box.canonical_end for each in held], np.int64)
 
+    @property
+    def all(self) -> tuple[Held, ...]:
+        return self._held
+
     def within(self, first: int, end: int) -> Iterator[Held]:
         """Those that may have an element from number `first` to `end`."""
         for number in np.flatnonzero((self._starts < end) & (first < self._ends)).tolist():

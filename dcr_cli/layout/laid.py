@@ -8,7 +8,7 @@ put together: what is read is gathered when it is asked for.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -36,18 +36,27 @@ _ONLY_SHARD = "model.safetensors"
 @dataclass(frozen=True, slots=True)
 class LaidCheckpoint(Checkpoint):
     """A checkpoint read through a layout. `sources` say where each of its tensors comes from, `like` is the checkpoint
-    whose files stand for its own; `tensors` lie where they lie there."""
+    whose files stand for its own; `tensors` lie where they lie there. `local` are the shards that there are."""
 
     sources: Mapping[str, Source]
     like: Checkpoint | None
+    layout: Layout
+    local: tuple[Shard, ...]
 
     def reader(self) -> LaidReader:
         return LaidReader(self)
 
     def files_digest(self, reader: Reader) -> list[FileDigest]:
         """As of any checkpoint: the headers and files of the one that it is like, and its own sidecars."""
+        return self._files_digest(self.shards, reader)
+
+    def local_files_digest(self, reader: Reader) -> list[FileDigest]:
+        """The same of the files that there are."""
+        return self._files_digest(self.local, reader)
+
+    def _files_digest(self, shards: Sequence[Shard], reader: Reader) -> list[FileDigest]:
         records = [
-            FileDigest(each.path, SHARD, len(each.header.raw), object_digest(each.header.raw)) for each in self.shards
+            FileDigest(each.path, SHARD, len(each.header.raw), object_digest(each.header.raw)) for each in shards
         ]
         for sidecar in self.sidecars:
             hasher = ObjectHasher()
@@ -142,8 +151,20 @@ def lay(shards: RankShards, layout: Layout, like: Checkpoint | None) -> LaidChec
     places, tensors = (like.shards, like.tensors) if like is not None else _thought_of(layout)
     by_name = {tensor.name: tensor for tensor in tensors}
     sidecars = _sidecars(shards, layout, like)
+    local = tuple(shards.shards.values())
     return LaidCheckpoint(
-        shards.root, places, sidecars, tensors, by_name, shards.skipped, dict(shards.identities), (), sources, like
+        shards.root,
+        places,
+        sidecars,
+        tensors,
+        by_name,
+        shards.skipped,
+        dict(shards.identities),
+        shards.strangers,
+        sources,
+        like,
+        layout,
+        local,
     )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from dcr_cli.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from dcr_cli.checkpoint.folder import Files, scan
 from dcr_cli.checkpoint.header import read_header
+from dcr_cli.checkpoint.in_progress import LAYOUT_NOTE
 from dcr_cli.checkpoint.parts import SHARD_SUFFIX, is_weight_map
 from dcr_cli.errors import DcrError
 from dcr_cli.layout.dcp import SHARDING_INFO, dcp_layout
@@ -26,15 +27,16 @@ def open_any(
     skip: Sequence[str] = (),
     what: str = "checkpoint",
 ) -> Checkpoint:
-    """Open the checkpoint at `root`: through `layout`, if one is given; through what its shards say of themselves, if
-    PyTorch's distributed checkpoint has written them; else as it is.
+    """Open the checkpoint at `root`: through `layout`, if one is given, or was given to whoever changed it; through
+    what its shards say of themselves, if PyTorch's distributed checkpoint has written them; else as it is.
 
     What is read through a layout has the shards, the weight map and, but for those of its own, the sidecars of `like`;
     without it, a single shard is thought of. Raises as open_checkpoint, and DamagedError where the shards and the
     layout do not agree.
     """
-    if layout is not None:
-        return lay(open_shards(root, skip=skip, what=what), read_layout(layout), like)
+    note = Path(root) / LAYOUT_NOTE
+    if layout is not None or note.is_file():
+        return lay(open_shards(root, skip=skip, what=what), read_layout(layout or note), like)
     if is_sharded(root, skip=skip):
         shards = open_shards(root, skip=skip, what=what)
         forms = forms_of(like) if like is not None else None
@@ -63,6 +65,9 @@ def forms_of(checkpoint: Checkpoint) -> dict[str, Form]:
 
 
 def layout_of(root: str | os.PathLike[str], *, like: Checkpoint | None, skip: Sequence[str] = ()) -> Layout:
-    """The layout that shards say of themselves."""
+    """The layout that shards say of themselves, or that was given to whoever changed them."""
+    note = Path(root) / LAYOUT_NOTE
+    if note.is_file():
+        return read_layout(note)
     shards = open_shards(root, skip=skip)
     return dcp_layout(shards, forms_of(like) if like is not None else None)

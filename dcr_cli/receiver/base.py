@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,9 @@ from numpy.typing import NDArray
 from dcr_cli.checkpoint.checkpoint import FileDigest, Shard, Tensor
 from dcr_cli.checkpoint.digest import DIGEST_BYTES
 from dcr_cli.checkpoint.header import DTYPES, parse_header
+from dcr_cli.layout.document import decode_layout, encode_layout
+from dcr_cli.layout.laid import LaidCheckpoint, lay
+from dcr_cli.layout.shards import RankShards
 
 Digests = NDArray[np.uint8]
 
@@ -23,13 +27,15 @@ Digests = NDArray[np.uint8]
 class Base:
     """What a receiver holds.
 
-    `alone` are shards that may be written where they lie: regular, writable, with one name.
+    `alone` are shards that may be written where they lie: regular, writable, with one name. `laid` is there if it
+    stores its tensors through a layout; then `by_name` lie in the shard that it thinks of.
     """
 
     shards: tuple[Shard, ...]
     by_name: Mapping[str, Tensor]
     files: tuple[FileDigest, ...]
     alone: frozenset[str]
+    laid: LaidCheckpoint | None = None
 
 
 def encode_base(base: Base, digests: Digests) -> bytes:
@@ -39,17 +45,21 @@ def encode_base(base: Base, digests: Digests) -> bytes:
         "files": [[file.path, file.kind, file.size, file.blake3.hex()] for file in base.files],
         "tensors": len(digests),
     }
+    layout = encode_layout(base.laid.layout) if base.laid is not None else b""
+    if layout:
+        head["layout"] = len(layout)
     return b"".join(
         [
             json.dumps(head).encode() + b"\n",
             *(shard.header.raw for shard in base.shards),
+            layout,
             np.ascontiguousarray(digests).tobytes(),
         ]
     )
 
 
-def decode_base(data: bytes, what: str) -> tuple[Base, Digests]:
-    """The inverse of encode_base, for bytes that are known to be its own."""
+def decode_base(data: bytes, root: Path, what: str) -> tuple[Base, Digests]:
+    """The inverse of encode_base, for bytes that are known to be its own, of the receiver in `root`."""
     line, _, _ = data.partition(b"\n")
     head = json.loads(line)
     at = len(line) + 1
@@ -60,8 +70,14 @@ def decode_base(data: bytes, what: str) -> tuple[Base, Digests]:
         if is_alone:
             alone.add(path)
     files = tuple(FileDigest(path, kind, size, bytes.fromhex(digest)) for path, kind, size, digest in head["files"])
+    laid = None
+    if "layout" in head:
+        layout = decode_layout(data[at : at + head["layout"]], what)
+        at += head["layout"]
+        laid = lay(RankShards(root, {shard.path: shard for shard in shards}, {}, ()), layout, None)
     digests = np.frombuffer(data, np.uint8, head["tensors"] * DIGEST_BYTES, at).reshape(-1, DIGEST_BYTES)
-    return Base(tuple(shards), tensors_of(shards), files, frozenset(alone)), digests
+    by_name = laid.by_name if laid is not None else tensors_of(shards)
+    return Base(tuple(shards), by_name, files, frozenset(alone), laid), digests
 
 
 def tensors_of(shards: Sequence[Shard]) -> dict[str, Tensor]:

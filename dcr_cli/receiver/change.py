@@ -179,7 +179,7 @@ class Change:
 
     def _rehearse(self) -> Outcome:
         """Read and decode everything, so that nothing that is wrong is found only after the first change."""
-        return self._job.run(whole_work(self._plan.shards), whole_base=True, stage="check")
+        return self._job.run(whole_work(self._plan), whole_base=True, stage="check")
 
     def _prepare(self, batch: int, numbers: Sequence[int], *, whole_base: bool) -> tuple[Outcome, tuple[Chunk, ...]]:
         """Stage components durably, as batch number `batch`: what was found out, and the journal."""
@@ -214,7 +214,7 @@ class Change:
         assert self._job.known is not None
         digests = self._job.known.astype("<u4").view("u1").reshape(-1, DIGEST_BYTES)
         base_blake3 = self._receiver.write_base(self._job.base, digests)
-        marker = marker_of(self._job.target, mode, is_exact=self._plan.is_exact, base_blake3=base_blake3)
+        marker = marker_of(self._job, mode, is_exact=self._plan.is_exact, base_blake3=base_blake3)
         self._receiver.write_marker(marker)
 
     # Changing

@@ -8,16 +8,19 @@ from __future__ import annotations
 import stat
 from collections.abc import Collection, Iterable, Sequence
 
+import numpy as np
+
 from dcr_cli.checkpoint.checkpoint import FileDigest, Shard
 from dcr_cli.checkpoint.digest import object_digest
 from dcr_cli.checkpoint.folder import Files, Identity
 from dcr_cli.checkpoint.header import parse_header
 from dcr_cli.checkpoint.names import shown
 from dcr_cli.checkpoint.parts import SHARD, SIDECAR
-from dcr_cli.durable import Folder
+from dcr_cli.durable import Folder, open_folder
 from dcr_cli.errors import ConflictError, DamagedError, DcrError, WrongBaseError
 from dcr_cli.receiver.base import tensors_of
-from dcr_cli.receiver.job import Target, digest_tensors
+from dcr_cli.receiver.job import Job, Target, digest_tensors
+from dcr_cli.receiver.laid.files import LaidFiles
 from dcr_cli.receiver.places import CONFIG, check_places
 from dcr_cli.receiver.plan import NewShard, Plan
 from dcr_cli.receiver.receiver import HELD_CONFIG, Receiver
@@ -44,6 +47,30 @@ def check_shards(root: Folder, new: Sequence[NewShard], target: Target) -> dict[
         if (target.sums[number_of[tensor.name]] != found).any():
             what = f"{root.path / shards[tensor.shard].path}: tensor {shown(tensor.name)}"
             raise DamagedError(what, "is not what it was to become", hint=_REPAIR)
+    return identities
+
+
+def check_laid(job: Job) -> dict[str, Identity]:
+    """Read a receiver that stores its tensors through a layout, all of it, and raise DamagedError if it is not the
+    target's, or if elements that it has more than once differ; what its shards were then."""
+    laid, target = job.base.laid, job.target
+    assert laid is not None
+    with open_folder(job.root) as root:
+        identities = {shard.path: identity_below(root, shard.path) for shard in laid.local}
+    tensors = [laid.by_name[row.name] for row in target.rows]
+    with Files(job.root, identities) as headers:
+        for shard in laid.local:
+            header = bytearray(len(shard.header.raw))
+            if identities[shard.path].size == shard.size:
+                headers.read_path_into(shard.path, 0, header)
+            if header != shard.header.raw:
+                raise DamagedError(str(job.root / shard.path), "is not the file that it was to become", hint=_REPAIR)
+    with LaidFiles(laid, identities) as files:
+        sums = digest_tensors(files, [shard.path for shard in laid.shards], tensors, target, "check")
+    wrong = (sums != target.sums).any(axis=1)
+    if wrong.any():
+        what = f"{job.root}: tensor {shown(tensors[int(np.argmax(wrong))].name)}"
+        raise DamagedError(what, "is not what it was to become", hint=_REPAIR)
     return identities
 
 

@@ -36,7 +36,8 @@ def check_files(base: Base, manifest: Manifest, what: str) -> None:
     weight map that says what is in which.
     """
     held = _held(base)
-    _check_has_weight_map(base, manifest, what)
+    if base.laid is None:
+        _check_has_weight_map(base, manifest, what)
     own_shards = {shard.path for shard in base.shards}
     for row in _other_files(base, manifest, is_exact=False):
         if not row.runs:

@@ -5,8 +5,6 @@ How that can be stopped at any step is change.py's matter.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from dcr_cli.checkpoint.folder import scan
 from dcr_cli.receiver.apply_result import ApplyResult, done, nothing_done
 from dcr_cli.receiver.change import IN_PLACE, Change
@@ -15,12 +13,13 @@ from dcr_cli.receiver.marker import Marker
 from dcr_cli.receiver.receiver import Receiver
 from dcr_cli.receiver.sidecars import identities_now, leave_record
 from dcr_cli.receiver.survey import is_there_already, look_at
+from dcr_cli.receiver.view import View
 
 
-def change(receiver: Receiver, target: Target, mode: str, skip: Sequence[str]) -> ApplyResult:
+def change(receiver: Receiver, target: Target, mode: str, view: View) -> ApplyResult:
     """Bring a receiver to `target`, which nothing has begun to do."""
     root = receiver.root
-    found, job = look_at(root, target, skip)
+    found, job = look_at(root, target, view)
     is_there = is_there_already(found, job)
     if not is_there:
         plan = job.plan(is_exact=found.is_base, in_place=mode == IN_PLACE)

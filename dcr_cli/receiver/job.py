@@ -25,12 +25,15 @@ from dcr_cli.delta.manifest import FileRow, TensorRow
 from dcr_cli.delta.payload import split_run
 from dcr_cli.delta.whole import decode_whole
 from dcr_cli.errors import ConflictError, DamagedError, WrongBaseError
+from dcr_cli.layout.gather import ReadsPaths
 from dcr_cli.receiver.base import Base
 from dcr_cli.receiver.file_plan import check_files
+from dcr_cli.receiver.laid.files import LaidFiles
+from dcr_cli.receiver.laid.plan import make_laid_plan
 from dcr_cli.receiver.passes.digests import Digests
 from dcr_cli.receiver.passes.passes import run_pass
 from dcr_cli.receiver.passes.tasks import ShardWork, Source
-from dcr_cli.receiver.plan import NewShard, Plan, make_plan, shard_of_tensors
+from dcr_cli.receiver.plan import Plan, make_plan, shard_of_tensors
 
 Progress = Callable[[str, int, int], None]
 Sums = NDArray[np.uint32]
@@ -118,6 +121,10 @@ class Job:
         Raises WrongBaseError if the files of another receiver cannot become the target's.
         """
         chain, rows = self.target.chain, self.target.rows
+        if self.base.laid is not None:
+            for manifest in (chain.first, chain.manifest):
+                check_files(self.base, manifest, self.what)
+            return make_laid_plan(self.base, self.base.laid, chain.manifest, rows, in_place=in_place)
         if not is_exact:
             # The files that the first delta needs, and places for those that are there in the end.
             for manifest in (chain.first, chain.manifest):
@@ -180,10 +187,11 @@ class Job:
         total = sum(place.size for work in works for place in work.places) + sum(t.bytes for _, t in leftover)
         digests = Digests(len(self.target.rows), len(self.tensors))
         # No file stays open after a pass, or what is replaced would go on taking room.
-        with Files(self.root, self.identities) as files:
+        laid = self.base.laid
+        with LaidFiles(laid, self.identities) if laid is not None else Files(self.root, self.identities) as files:
             source = Source(
                 self.target.rows,
-                [shard.path for shard in self.base.shards],
+                [shard.path for shard in (laid.shards if laid is not None else self.base.shards)],
                 self.base.by_name.__getitem__,
                 files,
                 self.target.payloads,
@@ -278,7 +286,9 @@ def content_of(tensors: Sequence[Tensor], sums: Sums) -> bytes:
     )
 
 
-def digest_tensors(files: Files, shards: Sequence[str], tensors: Sequence[Tensor], target: Target, stage: str) -> Sums:
+def digest_tensors(
+    files: ReadsPaths, shards: Sequence[str], tensors: Sequence[Tensor], target: Target, stage: str
+) -> Sums:
     """The digests of tensors that lie in `shards`, whatever they are."""
     digests = Digests(0, len(tensors))
     by_name = {tensor.name: tensor for tensor in tensors}
@@ -297,9 +307,11 @@ def sums_of(digests: Iterable[bytes]) -> Sums:
     return np.frombuffer(b"".join(digests), "<u4").reshape(-1, DIGEST_BYTES // 4).astype(np.uint32)
 
 
-def whole_work(shards: Iterable[NewShard]) -> list[ShardWork]:
-    """Work that goes over shards and hands nothing on."""
-    return [ShardWork(shard.places, None, is_patch=False) for shard in shards]
+def whole_work(plan: Plan) -> list[ShardWork]:
+    """Work that goes over all of a plan and hands nothing on."""
+    if plan.laid_places:
+        return [ShardWork(plan.laid_places, None, is_patch=False)]
+    return [ShardWork(shard.places, None, is_patch=False) for shard in plan.shards]
 
 
 def _expected(expected: Sums, found: Sums) -> str:

@@ -15,8 +15,9 @@ from dcr_cli.checkpoint.in_progress import IN_PROGRESS, MAX_MARKER_BYTES
 from dcr_cli.checkpoint.json_text import strict_json
 from dcr_cli.errors import DamagedError, UnsupportedError
 
-# The format of a marker of one delta, and of one of several, which a dcr that knows of one alone must not finish.
-MARKER_FORMAT, CHAIN_FORMAT = 1, 2
+# The format of a marker of one delta; of one of several, which a dcr that knows of one alone must not finish; and of a
+# receiver with a layout.
+MARKER_FORMAT, CHAIN_FORMAT, LAID_FORMAT = 1, 2, 3
 MARKER = IN_PROGRESS.rpartition("/")[2]
 REPAIR = "start again from a full copy of a checkpoint"
 
@@ -37,6 +38,7 @@ class Marker:
     is_exact: bool
     base_blake3: bytes
     remote: str | None = None
+    is_laid: bool = False
 
 
 def encode_marker(marker: Marker) -> bytes:
@@ -48,7 +50,7 @@ def encode_marker(marker: Marker) -> bytes:
 def _encode_marker(marker: Marker, deltas: Sequence[str]) -> bytes:
     folders = [_text(delta) for delta in deltas]
     document: dict[str, Any] = {
-        "format": MARKER_FORMAT if len(folders) == 1 else CHAIN_FORMAT,
+        "format": LAID_FORMAT if marker.is_laid else MARKER_FORMAT if len(folders) == 1 else CHAIN_FORMAT,
         "commit": blake3_text(marker.commits[-1]),
         "delta": folders[-1],
         "base": _state_members(marker.base),
@@ -72,13 +74,13 @@ def _text(path: str) -> str:
 def decode_marker(text: bytes, what: str) -> Marker:
     document = strict_json(text, what)
     number = document.get("format") if isinstance(document, dict) else None
-    if type(number) is int and number > CHAIN_FORMAT:
-        facts = f"has format {number}; this dcr knows up to {CHAIN_FORMAT}"
+    if type(number) is int and number > LAID_FORMAT:
+        facts = f"has format {number}; this dcr knows up to {LAID_FORMAT}"
         raise UnsupportedError(what, facts, hint="finish with the newer dcr that began the change")
     try:
-        if number not in (MARKER_FORMAT, CHAIN_FORMAT):
+        if number not in (MARKER_FORMAT, CHAIN_FORMAT, LAID_FORMAT):
             raise TypeError
-        is_chain = number == CHAIN_FORMAT
+        is_chain = "commits" in document if number == LAID_FORMAT else number == CHAIN_FORMAT
         commits = document["commits"] if is_chain else [document["commit"]]
         return Marker(
             tuple(parse_blake3(commit, what) for commit in commits),
@@ -89,6 +91,7 @@ def decode_marker(text: bytes, what: str) -> Marker:
             document["exact"] is True,
             parse_blake3(document["journal"], what),
             str(document["remote"]) if "remote" in document else None,
+            number == LAID_FORMAT,
         )
     except (TypeError, KeyError) as error:
         raise DamagedError(what, "is not a marker that dcr wrote", hint=REPAIR) from error

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dcr_cli.checkpoint.folder import Identity, check_same, identity_of
 from dcr_cli.durable import PRIVATE_FOLDER_MODE, File, Folder
 from dcr_cli.errors import ConflictError
-from dcr_cli.receiver.checking import check_shards, check_sidecars, others
+from dcr_cli.receiver.checking import check_laid, check_shards, check_sidecars, others
 from dcr_cli.receiver.job import Job
 from dcr_cli.receiver.places import CONFIG, changed_paths, folders_of
 from dcr_cli.receiver.plan import Action, Plan
@@ -161,6 +161,12 @@ class Placement:
 
     def check_placed(self, numbers: Sequence[int]) -> None:
         """Read shards, given by number, and refuse what is not the target's."""
+        if not numbers:
+            return
+        if self._job.base.laid is not None:
+            # A tensor is right or wrong in all shards together.
+            self._checked |= check_laid(self._job)
+            return
         shards = [self._plan.shards[number] for number in numbers]
         self._checked |= check_shards(self._root, shards, self._job.target)
 

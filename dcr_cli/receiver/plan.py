@@ -85,6 +85,8 @@ class Plan:
 
     `is_exact`: to the target's own shards. `ends_exact`: the files are the target's in the end, byte for byte; that is
     so, too, for a receiver that keeps shards of its own, if those are the target's. `map_steps` is for these receivers.
+    `laid_places` is for those with a layout, whose shards have no places: where all tensors lie in the shard that it
+    thinks of.
     """
 
     is_exact: bool
@@ -94,6 +96,7 @@ class Plan:
     written_files: tuple[FileRow, ...]
     removed_files: tuple[str, ...]
     map_steps: tuple[MapStep, ...]
+    laid_places: tuple[Place, ...] = ()
 
     @property
     def written_file_bytes(self) -> int:
@@ -284,12 +287,13 @@ def _component(
         shards=tuple(numbers),
         removed=tuple(removed),
         staged_bytes=sum(shard.size for shard in rewritten),
-        journal_bytes=sum(_journal_bytes(rows[place.row], place.size) for shard in patched for place in shard.places),
+        journal_bytes=sum(journal_bytes(rows[place.row], place.size) for shard in patched for place in shard.places),
         freed_bytes=sum(sizes.get(path, 0) for path in (*removed, *(shard.path for shard in rewritten))),
     )
 
 
-def _journal_bytes(row: TensorRow, size: int) -> int:
+def journal_bytes(row: TensorRow, size: int) -> int:
+    """A bound on what the changes of a tensor of `size` bytes take in a journal."""
     if not row.pieces:
         return 0
     width = DTYPES[row.dtype].width

@@ -158,7 +158,7 @@ class Receiver:
         if data is None or object_digest(data) != marker.base_blake3:
             facts = "is missing" if data is None else "is not what was written"
             raise DamagedError(what, f"{facts}; the change in progress cannot be finished", hint=REPAIR)
-        return decode_base(data, what)
+        return decode_base(data, self.root.path, what)
 
     def write_batch(self, batch: Batch) -> None:
         """Say, durably, that the components of `batch` are to be finished."""

@@ -61,7 +61,10 @@ class TensorRecord:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A state, its tensors and files in canonical order, and what its files were at `time_ns` by their own clock."""
+    """A state, its tensors and files in canonical order, and what its files were at `time_ns` by their own clock.
+
+    `layout` is the blake3 of the layout through which the tensors were read, if they were.
+    """
 
     state: State
     tensors: Sequence[TensorRecord]
@@ -69,6 +72,7 @@ class Record:
     identities: Mapping[str, Identity]
     skipped: tuple[str, ...]
     time_ns: int
+    layout: bytes | None = None
 
     def is_current(self, identities: Mapping[str, Identity]) -> bool:
         """Whether the recorded shards are among these, each surely unchanged since."""
@@ -88,6 +92,7 @@ def write_record(
     skipped: Sequence[str],
     *,
     mode: int,
+    layout: bytes | None = None,
 ) -> None:
     """Write the record of a state, whose content digest is `content`, into `home`, a receiver's state folder."""
     files_blake3 = files_digest((file.path, file.kind, file.blake3) for file in files)
@@ -95,7 +100,7 @@ def write_record(
     home.replace_file(TABLE_NAME, table, mode)
     status = home.status(TABLE_NAME)
     assert status is not None
-    document = {
+    document: dict[str, object] = {
         "format": RECORD_FORMAT,
         "content": blake3_text(content),
         "files": blake3_text(files_blake3),
@@ -104,6 +109,8 @@ def write_record(
         "skipped": list(skipped),
         "time_ns": status.st_mtime_ns,
     }
+    if layout is not None:
+        document["layout"] = blake3_text(layout)
     home.replace_file(STATE_NAME, json.dumps(document, ensure_ascii=False).encode() + b"\n", mode)
 
 
@@ -130,7 +137,7 @@ def renew_record(
     # A record that cannot be written is a loss of time alone; the one before is still there.
     with suppress(LocalError):
         mode = mode_of_record(root, now)
-        write_record(home, content, record.tensors, record.files, now, record.skipped, mode=mode)
+        write_record(home, content, record.tensors, record.files, now, record.skipped, mode=mode, layout=record.layout)
 
 
 def read_record(home: Folder) -> Record | None:
@@ -173,7 +180,9 @@ def _decode(document: Any, table: bytes) -> Record | None:
     identities = {path: Identity(*map(int, numbers)) for path, numbers in document["identities"].items()}
     if identities.keys() != {file.path for file in files}:
         return None
-    return Record(state, tensors, files, identities, tuple(map(str, document["skipped"])), int(document["time_ns"]))
+    layout = parse_blake3(document["layout"], STATE_NAME) if "layout" in document else None
+    skipped = tuple(map(str, document["skipped"]))
+    return Record(state, tensors, files, identities, skipped, int(document["time_ns"]), layout)
 
 
 def _columns(tensors: Sequence[TensorRecord], files: Sequence[FileDigest]) -> Columns:

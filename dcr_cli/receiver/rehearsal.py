@@ -6,7 +6,6 @@ A rehearsal reads, decodes and checks everything; it refuses what the apply woul
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -26,30 +25,31 @@ from dcr_cli.receiver.plan import Plan
 from dcr_cli.receiver.record import record_folder
 from dcr_cli.receiver.sidecars import new_files
 from dcr_cli.receiver.survey import Survey, is_there_already, judge, look_at, open_root
+from dcr_cli.receiver.view import View
 
 
-def rehearse_change(root: Folder, target: Target, mode: str, skip: Sequence[str]) -> ApplyResult:
+def rehearse_change(root: Folder, target: Target, mode: str, view: View) -> ApplyResult:
     """Do all of replacing or patching in place that changes nothing, and say what it would do."""
-    found, job = look_at(root, target, skip)
+    found, job = look_at(root, target, view)
     if is_there_already(found, job):
         return _nothing_done(root, mode, found, job, dry_run=True)
     check_changeable(root)
     plan = job.plan(is_exact=found.is_base, in_place=mode == IN_PLACE)
     paths = changed_paths(plan)
     check_plan(root, job.base, plan, paths)
-    outcome = job.run(whole_work(plan.shards), whole_base=True, stage="check")
+    outcome = job.run(whole_work(plan), whole_base=True, stage="check")
     if judge(found, job, outcome.base_sums):
         return _nothing_done(root, mode, found, job, dry_run=True)
     outcome.check_target()
     return done(str(root.path), mode, job, plan, files=paths, bytes_written=0, foreign=found.foreign, dry_run=True)
 
 
-def find_there(root: Folder, target: Target, mode: str, skip: Sequence[str]) -> ApplyResult | None:
+def find_there(root: Folder, target: Target, mode: str, view: View) -> ApplyResult | None:
     """Say that a receiver in which nothing can be changed is at the target already.
 
     If it is not, LocalError says what `rehearse_change` says of its folder; None if that is not the reason.
     """
-    found, job = look_at(root, target, skip)
+    found, job = look_at(root, target, view)
     if is_there_already(found, job):
         return _nothing_done(root, mode, found, job, dry_run=False)
     check_changeable(root)
@@ -61,13 +61,13 @@ def _nothing_done(root: Folder, mode: str, found: Survey, job: Job, *, dry_run: 
     return nothing_done(str(root.path), mode, job, exact=is_exact, foreign=found.foreign, dry_run=dry_run)
 
 
-def rehearse_to(checkpoint: Path, out: Path, target: Target, skip: Sequence[str]) -> ApplyResult:
+def rehearse_to(checkpoint: Path, out: Path, target: Target, view: View) -> ApplyResult:
     """Do all of `apply_to` that changes nothing, and say what it would do."""
     out = Path(os.path.abspath(out))
     with open_root(checkpoint) as source, open_parent(out) as parent:
         check_free(parent, out.name)
         check_changeable(parent)
-        found, job = look_at(source, target, skip)
+        found, job = look_at(source, target, view)
         if is_there_already(found, job):
             raise nothing_to_build(job)
         plan = job.plan(is_exact=found.is_base, in_place=False)
@@ -77,18 +77,18 @@ def rehearse_to(checkpoint: Path, out: Path, target: Target, skip: Sequence[str]
         return done_to(out, found, job, plan, bytes_written=0, dry_run=True)
 
 
-def rehearse_aside(path: Path, target: Target, skip: Sequence[str], *, keep_previous: bool) -> ApplyResult:
+def rehearse_aside(path: Path, target: Target, view: View, *, keep_previous: bool) -> ApplyResult:
     """Do all of `apply_aside` that changes nothing, and say what it would do."""
     link = read_link(path)
     with open_root(link.folder) as source, open_folder(source.path.parent) as parent, open_folder(path.parent) as above:
-        found, job = look_at(source, target, skip, what=str(path))
+        found, job = look_at(source, target, view, what=str(path))
         is_exact = found.has_target_files
         if is_there_already(found, job):
             return nothing_done(str(path), ASIDE, job, exact=is_exact, foreign=found.foreign, dry_run=True)
         check_changeable(source)
         check_beside(link, parent, above, target.chain.commits[-1])
         names = link.names(target.chain.commits[-1])
-        if not any(_can_take(parent, name, source.path.name, target, skip) for name in names):
+        if not any(_can_take(parent, name, source.path.name, target, view) for name in names):
             raise names_taken(parent, names)
         plan = job.plan(is_exact=found.is_base, in_place=False)
         check_fresh(parent, source, plan, new_files(job, plan), links=True)
@@ -112,19 +112,19 @@ def rehearse_aside(path: Path, target: Target, skip: Sequence[str], *, keep_prev
 
 def _try(found: Survey, job: Job, plan: Plan) -> bool:
     """Decode and check everything; True if the base has turned out to be the target."""
-    outcome = job.run(whole_work(plan.shards), whole_base=True, stage="check")
+    outcome = job.run(whole_work(plan), whole_base=True, stage="check")
     if judge(found, job, outcome.base_sums):
         return True
     outcome.check_target()
     return False
 
 
-def _can_take(parent: Folder, name: str, old: str, target: Target, skip: Sequence[str]) -> bool:
+def _can_take(parent: Folder, name: str, old: str, target: Target, view: View) -> bool:
     """Whether a new folder could have a name, or one that has it could be used."""
     if parent.status(name) is None or is_unfinished(parent, name):
         return True
     try:
         with open_root(parent.path / name) as root:
-            return name != old and is_there_already(*look_at(root, target, skip))
+            return name != old and is_there_already(*look_at(root, target, view))
     except DcrError:
         return False

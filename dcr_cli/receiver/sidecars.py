@@ -17,12 +17,13 @@ from dcr_cli.checkpoint.parts import SHARD, SIDECAR, WEIGHT_MAP
 from dcr_cli.delta.manifest import FileRow
 from dcr_cli.durable import Folder
 from dcr_cli.errors import DamagedError, LocalError
-from dcr_cli.receiver.job import Job, Target
+from dcr_cli.receiver.job import Job
 from dcr_cli.receiver.marker import Marker
 from dcr_cli.receiver.plan import Plan
 from dcr_cli.receiver.receiver import Receiver
 from dcr_cli.receiver.record import TensorRecord, mode_of_record, read_record, renew_record, write_record
 from dcr_cli.receiver.reshard import rewrite_weight_map
+from dcr_cli.receiver.view import layout_blake3, note_layout
 
 _REPAIR = "start again from a full copy of the target"
 
@@ -86,19 +87,31 @@ def final_files(job: Job, plan: Plan, files: NewFiles) -> list[FileDigest]:
     return sorted(final.values(), key=lambda file: file.path)
 
 
-def marker_of(target: Target, mode: str, *, is_exact: bool, base_blake3: bytes) -> Marker:
-    """The marker of a change to `target`."""
-    chain = target.chain
+def marker_of(job: Job, mode: str, *, is_exact: bool, base_blake3: bytes) -> Marker:
+    """The marker of a change to the target of a job."""
+    target, chain = job.target, job.target.chain
     folders = tuple(str(delta.folder.absolute()) for delta in chain.deltas)
-    return Marker(chain.commits, folders, chain.base, chain.target, mode, is_exact, base_blake3, target.remote)
+    return Marker(
+        chain.commits,
+        folders,
+        chain.base,
+        chain.target,
+        mode,
+        is_exact,
+        base_blake3,
+        target.remote,
+        job.base.laid is not None,
+    )
 
 
 def record_target(
     receiver: Receiver, job: Job, files: Sequence[FileDigest], identities: Mapping[str, Identity] | None = None
 ) -> None:
     """Write the record of a receiver that is at the target now and has these files, with the identities they had when
-    they were checked; without, those they have now."""
-    target = job.target
+    they were checked; without, those they have now. Its layout is noted, if it has one."""
+    target, laid = job.target, job.base.laid
+    if laid is not None:
+        note_layout(receiver.home, laid.layout)
     write_record(
         receiver.home,
         target.chain.target.content,
@@ -107,6 +120,7 @@ def record_target(
         identities or {file.path: identity_below(receiver.root, file.path) for file in files},
         target.chain.manifest.skipped,
         mode=mode_of_record(receiver.root, (file.path for file in files)),
+        layout=layout_blake3(laid.layout) if laid is not None else None,
     )
     receiver.keeps_home = True
 
@@ -119,8 +133,9 @@ def leave_record(receiver: Receiver, job: Job, files: Sequence[FileDigest], *, i
     """
     chain, record = job.target.chain, read_record(receiver.home)
     state = State(chain.target.content, files_digest((file.path, file.kind, file.blake3) for file in files))
-    is_of_state = record is not None and record.state == state
-    if not is_of_state and state.files != chain.target.files and record is not None:
+    layout = layout_blake3(job.base.laid.layout) if job.base.laid is not None else None
+    is_of_state = record is not None and record.state == state and record.layout == layout
+    if not is_of_state and layout is None and state.files != chain.target.files and record is not None:
         is_of_state = record.state.content == state.content and set(record.files) <= set(files)
     if is_of_state and not is_trusted:
         renew_record(receiver.root, receiver.home, state.content, files, job.identities)

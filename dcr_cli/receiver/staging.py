@@ -11,14 +11,18 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import NamedTuple, Protocol
 
-from dcr_cli.durable import File
+from dcr_cli.durable import File, Folder, open_folder
 from dcr_cli.errors import DcrError
+from dcr_cli.layout.gather import Sources
+from dcr_cli.layout.laid import LaidCheckpoint
 from dcr_cli.pool import run_all
 from dcr_cli.receiver.job import Job, Outcome
+from dcr_cli.receiver.laid.plan import laid_places
+from dcr_cli.receiver.laid.projection import ProjectingSink
 from dcr_cli.receiver.passes.journal import Chunk, ChunkPlacer, Entry, JournalWriter
 from dcr_cli.receiver.passes.passes import STREAMS
 from dcr_cli.receiver.passes.tasks import ShardWork, interleave
-from dcr_cli.receiver.plan import Action, NewShard
+from dcr_cli.receiver.plan import Action, NewShard, Place
 
 
 class OpenFile:
@@ -122,11 +126,13 @@ def stage(
     name: str,
 ) -> Staged:
     """Make the new files of rewritten `shards`, given with their numbers, and the journal of the patched ones; sync
-    both.
+    both. Those of a receiver with a layout have to be all that change.
 
     With `whole_base`, `others` and all other base tensors are read too.
     The outcome is not judged here. After an error, what was made is worth nothing.
     """
+    if job.base.laid is not None:
+        return _stage_laid(job, job.base.laid, shards, place, whole_base=whole_base, name=name)
     journal = JournalWriter(place.create_journal)
     open_files: list[OpenFile] = []
     works = []
@@ -151,6 +157,58 @@ def stage(
         if journal.file is not None:
             journal.file.close()
     return Staged(outcome, tuple(chunk for chunk in journal.chunks if chunk.file in patched))
+
+
+def _stage_laid(
+    job: Job,
+    laid: LaidCheckpoint,
+    shards: Sequence[tuple[int, NewShard]],
+    place: StagePlace,
+    *,
+    whole_base: bool,
+    name: str,
+) -> Staged:
+    """The same for a receiver that stores its tensors through a layout: files that are rewritten begin as copies, and
+    all changes go through a journal."""
+    journal = JournalWriter(place.create_journal)
+    rewritten = [(number, shard) for number, shard in shards if shard.action is not Action.PATCH]
+    patched = {number for number, shard in shards if shard.action is Action.PATCH}
+    with open_folder(job.root) as root:
+        run_all(rewritten, lambda: _copy_to(root, place.create), job.target.jobs)
+    numbers = {shard.path: number for number, shard in shards if shard.action is not Action.KEEP}
+    sources = {tensor: source for tensor, source in laid.sources.items() if isinstance(source, Sources)}
+    sink = ProjectingSink(laid.by_name, sources, numbers, journal)
+    try:
+        outcome = job.run(_laid_work(job, laid, sink), whole_base=whole_base, stage=name)
+        if journal.file is not None:
+            now = [chunk for chunk in journal.chunks if chunk.file not in patched]
+            place_chunks(journal.file, now, place.open, job.target.jobs)
+            journal.file.sync()
+    finally:
+        if journal.file is not None:
+            journal.file.close()
+    return Staged(outcome, tuple(chunk for chunk in journal.chunks if chunk.file in patched))
+
+
+def _laid_work(job: Job, laid: LaidCheckpoint, sink: ProjectingSink) -> list[ShardWork]:
+    """Of tensors that go on, what changes; of those that become others, all."""
+    own: list[Place] = []
+    others: list[Place] = []
+    for place in laid_places(laid, job.target.rows):
+        row = job.target.rows[place.row]
+        (own if row.source == row.name else others).append(place)
+    return [ShardWork(own, sink, is_patch=True), ShardWork(others, sink, is_patch=False)]
+
+
+def _copy_to(root: Folder, create: Callable[[int], File]) -> Callable[[tuple[int, NewShard]], None]:
+    def copy(numbered: tuple[int, NewShard]) -> None:
+        number, shard = numbered
+        with root.open_linked(shard.path) as source, create(number) as file:
+            if not file.clone_from(source):
+                file.copy_from(source)
+            file.sync()
+
+    return copy
 
 
 def _with_header(create_shard: Callable[[int], File], number: int, shard: NewShard) -> Callable[[], File]:

@@ -14,11 +14,12 @@ from dcr_cli.durable import Folder
 from dcr_cli.receiver.file_plan import match_files
 from dcr_cli.receiver.job import Sums, Target, content_of
 from dcr_cli.receiver.survey import Survey, files_left, has_tensors_of_target, look_at, looks_like_target
+from dcr_cli.receiver.view import View
 
 TargetOf = Callable[[Sequence[Delta]], Target]
 
 
-def find_start(root: Folder, deltas: Sequence[Delta], skip: Sequence[str], target_of: TargetOf) -> int:
+def find_start(root: Folder, deltas: Sequence[Delta], view: View, target_of: TargetOf) -> int:
     """How many of `deltas` have been applied to the receiver in `root`: all up to the last one at whose target it is.
 
     A receiver that looks like one of the targets, and has no record that says so, is read as a whole.
@@ -28,7 +29,7 @@ def find_start(root: Folder, deltas: Sequence[Delta], skip: Sequence[str], targe
     read: tuple[Sequence[Tensor], Sums] | None = None
     for count in range(len(deltas), 0, -1):
         target = target_of(deltas[count - 1 : count])
-        found, job = look_at(root, target, skip)
+        found, job = look_at(root, target, view)
         if not found.is_target or not has_tensors_of_target(found, job):
             continue
         sums = found.known if found.known is not None else read[1] if read and read[0] == job.tensors else None

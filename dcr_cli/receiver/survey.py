@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dcr_cli.checkpoint.checkpoint import Checkpoint, FileDigest, Reader, check_folder, open_checkpoint
+from dcr_cli.checkpoint.checkpoint import Checkpoint, FileDigest, Reader, Shard, check_folder, open_checkpoint
 from dcr_cli.checkpoint.names import shown
 from dcr_cli.checkpoint.parts import SIDECAR
 from dcr_cli.checkpoint.patterns import Patterns
@@ -19,11 +19,14 @@ from dcr_cli.delta.chain import is_removed
 from dcr_cli.delta.manifest import Manifest, RemovedFile
 from dcr_cli.durable import Folder, open_folder
 from dcr_cli.errors import DamagedError, WrongBaseError
+from dcr_cli.layout.laid import LaidCheckpoint
+from dcr_cli.layout.layout import Form
 from dcr_cli.receiver.base import Base
 from dcr_cli.receiver.file_plan import lacks_weight_map, match_files
 from dcr_cli.receiver.job import Job, Sums, Target, content_of, sums_of, wrong_base
 from dcr_cli.receiver.plan import check_tensors
 from dcr_cli.receiver.record import Record, read_record, record_folder
+from dcr_cli.receiver.view import View, layout_blake3, open_laid
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +63,19 @@ def open_root(path: str | os.PathLike[str]) -> Folder:
     return open_folder(path)
 
 
-def look_at(root: Folder, target: Target, skip: Sequence[str], *, what: str | None = None) -> tuple[Survey, Job]:
-    """Look at the checkpoint in `root`, leaving out what the base's publisher left out, and what `skip` matches.
+def look_at(root: Folder, target: Target, view: View, *, what: str | None = None) -> tuple[Survey, Job]:
+    """Look at the checkpoint in `root` as `view` says, leaving out what the base's publisher left out, too.
 
     `what` it is called in messages, if not by its path.
     """
-    patterns = (*target.chain.manifest.skipped, *skip)
-    checkpoint = open_checkpoint(root.path, skip=patterns, allow_strangers=True)
+    patterns = (*target.chain.manifest.skipped, *view.skip)
+    forms = {row.name: Form(row.dtype, row.shape) for row in target.rows}
+    laid = open_laid(root, view, patterns, forms)
+    checkpoint = laid or open_checkpoint(root.path, skip=patterns, allow_strangers=True)
     with checkpoint.reader() as reader:
-        found = survey(root, reader, checkpoint, target)
+        found = (
+            survey_laid(root, reader, laid, target) if laid is not None else survey(root, reader, checkpoint, target)
+        )
     identities = {file.path: checkpoint.identities[file.path] for file in found.base.files}
     job = Job(target, found.base, root.path, identities, found.known)
     job.what = what or job.what
@@ -80,7 +87,7 @@ def survey(root: Folder, reader: Reader, checkpoint: Checkpoint, target: Target)
     chain, manifest = target.chain, target.chain.manifest
     files = checkpoint.files_digest(reader)
     record = _record(root)
-    known = _known(record, checkpoint)
+    known = _known(record, checkpoint.shards, checkpoint, None)
     target_paths = {row.path for row in manifest.files}
     left = files_left(files, manifest.removed_files)
     recorded = [{file.path for file in record.files}] if record is not None else []
@@ -110,6 +117,20 @@ def survey(root: Folder, reader: Reader, checkpoint: Checkpoint, target: Target)
     )
     is_base, has_target_files = base_files is not None, target_files is not None
     return Survey(checkpoint, tuple(files), base, known, is_base, is_target, has_target_files, tuple(foreign))
+
+
+def survey_laid(root: Folder, reader: Reader, laid: LaidCheckpoint, target: Target) -> Survey:
+    """Look at a receiver that stores its tensors through a layout; its files are never those of a version."""
+    manifest = target.chain.manifest
+    files = tuple(laid.local_files_digest(reader))
+    known = _known(_record(root), laid.local, laid, layout_blake3(laid.layout))
+    alone = frozenset(shard.path for shard in laid.local if _is_alone(root.status(shard.path)))
+    base = Base(laid.local, laid.by_name, files, alone, laid)
+    left = files_left(files, manifest.removed_files)
+    is_target = not (left or _lacking(files, manifest, laid.skipped, is_laid=True))
+    own = {row.path for row in manifest.files}.union(() if is_target else left)
+    foreign = [file.path for file in files if file.kind == SIDECAR and file.path not in own]
+    return Survey(laid, files, base, known, False, is_target, False, tuple(sorted([*foreign, *laid.strangers])))
 
 
 def _candidates(manifest: Manifest) -> list[set[str]]:
@@ -150,7 +171,9 @@ def judge(found: Survey, job: Job, sums: Sums) -> bool:
     if content == chain.target.content:
         facts, hint = "holds the tensors of this delta's target, but not its files", None
         manifest = chain.manifest
-        if lacking := _lacking(found.base.files, manifest, found.checkpoint.skipped):
+        if lacking := _lacking(
+            found.base.files, manifest, found.checkpoint.skipped, is_laid=found.base.laid is not None
+        ):
             facts, hint = f"{facts}, {shown(lacking[0])} is missing or was changed", "put the target's file there"
         elif left := files_left(found.base.files, manifest.removed_files):
             facts, hint = f"{facts}, the delta removes {shown(left[0])}", "move it away"
@@ -158,9 +181,11 @@ def judge(found: Survey, job: Job, sums: Sums) -> bool:
     raise wrong_base(job, sums)
 
 
-def _lacking(files: Sequence[FileDigest], manifest: Manifest, skip: Sequence[str]) -> list[str]:
+def _lacking(
+    files: Sequence[FileDigest], manifest: Manifest, skip: Sequence[str], *, is_laid: bool = False
+) -> list[str]:
     """The target's sidecars that are not among some files as they should be, whether or not the delta carries them, and
-    its weight map, if there are several shards without one.
+    its weight map, if there are several shards without one and without a layout.
 
     What `skip` leaves out is not looked for.
     """
@@ -168,7 +193,7 @@ def _lacking(files: Sequence[FileDigest], manifest: Manifest, skip: Sequence[str
     skipped = Patterns(skip)
     wanted = [row for row in manifest.files if row.kind == SIDECAR and not skipped.match(row.path)]
     lacking = [row.path for row in wanted if held.get(row.path) != row.blake3]
-    weight_map = lacks_weight_map(files, manifest)
+    weight_map = lacks_weight_map(files, manifest) if not is_laid else None
     return [weight_map, *lacking] if weight_map is not None else lacking
 
 
@@ -209,11 +234,12 @@ def _record(root: Folder) -> Record | None:
         return read_record(home)
 
 
-def _known(record: Record | None, checkpoint: Checkpoint) -> Sums | None:
-    if record is None or not record.is_current(checkpoint.identities):
+def _known(record: Record | None, local: Sequence[Shard], checkpoint: Checkpoint, layout: bytes | None) -> Sums | None:
+    """The digests of a checkpoint's tensors, if the record of its shards, `local`, read through a layout, counts."""
+    if record is None or record.layout != layout or not record.is_current(checkpoint.identities):
         return None
     shards = {file.path for file in record.files if file.kind not in (SIDECAR,)}
-    paths = {shard.path for shard in checkpoint.shards} | {s.path for s in checkpoint.sidecars if s.kind != SIDECAR}
+    paths = {shard.path for shard in local} | {s.path for s in checkpoint.sidecars if s.kind != SIDECAR}
     forms = [(row.name, row.dtype, row.shape) for row in record.tensors]
     if shards != paths or forms != [(t.name, t.dtype.name, t.shape) for t in checkpoint.tensors]:
         return None

@@ -7,7 +7,7 @@ incomplete, and removed by the next.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -48,12 +48,13 @@ from dcr_cli.receiver.receiver import LOCK, Receiver
 from dcr_cli.receiver.record import renew_record
 from dcr_cli.receiver.sidecars import identities_now, leave_record
 from dcr_cli.receiver.survey import Survey, is_there_already, look_at, open_root
+from dcr_cli.receiver.view import View
 
 _PREVIOUS = "previous"
 _PREVIOUS_LIMIT = 1 << 30
 
 
-def apply_aside(path: Path, target: Target, skip: Sequence[str], *, keep_previous: bool) -> ApplyResult:
+def apply_aside(path: Path, target: Target, view: View, *, keep_previous: bool) -> ApplyResult:
     """Build the target beside the folder that the link at `path` leads to, then turn the link in one step.
 
     The folder before is removed, with what is foreign in it carried over, if a run made it for this link; it stays if
@@ -63,13 +64,13 @@ def apply_aside(path: Path, target: Target, skip: Sequence[str], *, keep_previou
         kept, not_carried = remove_previous(old, parent, link)
         names = link.names(target.chain.commits[-1])
         remove_unfinished(parent, link, [name for name in names if not is_unfinished(parent, name)])
-        found, job = look_at(old.root, target, skip, what=str(path))
+        found, job = look_at(old.root, target, view, what=str(path))
         is_there = is_there_already(found, job)
         if not is_there:
             with open_folder(path.parent) as above:
                 check_beside(link, parent, above, target.chain.commits[-1])
         plan = job.plan(is_exact=found.is_base, in_place=False) if not is_there else None
-        built = _Move(old, parent, link, skip).build(found, job, plan) if plan is not None else None
+        built = _Move(old, parent, link, view).build(found, job, plan) if plan is not None else None
         if plan is None or built is None:
             is_exact = found.has_target_files
             own = found.files_at_target(target.chain.manifest)
@@ -85,19 +86,19 @@ def apply_aside(path: Path, target: Target, skip: Sequence[str], *, keep_previou
         return replace(result, not_carried=(*not_carried, *left), room_bytes=room_for_fresh(plan, links=True))
 
 
-def build_aside(path: Path, target: Target, skip: Sequence[str]) -> None:
+def build_aside(path: Path, target: Target, view: View) -> None:
     """Build what `apply_aside` turns the link to, and do not turn it; it then finds it built, or removes it if it is to
     turn the link to something else."""
     with _locked_behind(path) as (old, link), open_folder(old.root.path.parent) as parent:
         names = link.names(target.chain.commits[-1])
         remove_unfinished(parent, link, [name for name in names if not is_unfinished(parent, name)])
-        found, job = look_at(old.root, target, skip, what=str(path))
+        found, job = look_at(old.root, target, view, what=str(path))
         if is_there_already(found, job):
             return
         with open_folder(path.parent) as above:
             check_beside(link, parent, above, target.chain.commits[-1])
         plan = job.plan(is_exact=found.is_base, in_place=False)
-        built = _Move(old, parent, link, skip).build(found, job, plan)
+        built = _Move(old, parent, link, view).build(found, job, plan)
         if built is None:
             return
         # Second names that files have got have changed the times of the first ones, and nothing else of them.
@@ -158,7 +159,7 @@ class _Move:
     old: Receiver
     parent: Folder
     link: Link
-    skip: Sequence[str]
+    view: View
 
     def build(self, found: Survey, job: Job, plan: Plan) -> tuple[str, int] | None:
         """Build the new folder, or find it built: its name and how much was written. None: nothing is to be done."""
@@ -189,7 +190,7 @@ class _Move:
         """Whether the folder `name` is at the target, left there by a run that was stopped, or by --keep-previous."""
         try:
             with open_root(self.parent.path / name) as root, Receiver(root):
-                return is_there_already(*look_at(root, target, self.skip))
+                return is_there_already(*look_at(root, target, self.view))
         except DcrError:
             return False
 

@@ -45,7 +45,7 @@ class Fresh:
 
     def build(self, mode: str) -> Outcome:
         """Build all shards that are not shared; what the pass over the base found out is not judged here."""
-        self._receiver.write_marker(marker_of(self._job.target, mode, is_exact=True, base_blake3=bytes(32)))
+        self._receiver.write_marker(marker_of(self._job, mode, is_exact=True, base_blake3=bytes(32)))
         kept = {number for number, shard in enumerate(self._plan.shards) if shard.action is Action.KEEP}
         # A second name changes the first one's times, so links are made when everything has been read.
         shared = kept if self._links else {number for number in kept if self._clone(self._plan.shards[number].path)}

@@ -19,9 +19,10 @@ from dcr_cli.receiver.here import change
 from dcr_cli.receiver.job import Job, Target
 from dcr_cli.receiver.plan import Plan
 from dcr_cli.receiver.survey import Survey, is_there_already, look_at, open_root
+from dcr_cli.receiver.view import View
 
 
-def apply_to(checkpoint: Path, out: Path, targets: Sequence[Target], skip: Sequence[str]) -> ApplyResult:
+def apply_to(checkpoint: Path, out: Path, targets: Sequence[Target], view: View) -> ApplyResult:
     """Build the last of `targets` in `out`, which must not exist or be an empty folder; `checkpoint` is only read.
 
     The first is built from it, and brought to the others before it gets its name.
@@ -29,7 +30,7 @@ def apply_to(checkpoint: Path, out: Path, targets: Sequence[Target], skip: Seque
     out = Path(os.path.abspath(out))
     with open_root(checkpoint) as source, open_parent(out) as parent:
         check_free(parent, out.name)
-        found, job = look_at(source, targets[0], skip)
+        found, job = look_at(source, targets[0], view)
         if is_there_already(found, job):
             raise nothing_to_build(job)
         plan = job.plan(is_exact=found.is_base, in_place=False)
@@ -42,7 +43,7 @@ def apply_to(checkpoint: Path, out: Path, targets: Sequence[Target], skip: Seque
             result = done_to(out, found, job, plan, bytes_written=fresh.bytes_written, dry_run=False)
             results = [result]
             for target in targets[1:]:
-                results.append(change(receiver, target, REPLACE, skip))
+                results.append(change(receiver, target, REPLACE, view))
                 # What it has prepared goes before the folder is seen.
                 receiver.clear()
             check_free(parent, out.name)

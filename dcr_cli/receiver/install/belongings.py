@@ -123,4 +123,4 @@ def left_by_apply(home: Folder, marker: Marker) -> list[str]:
     data = home.read(what, BASE_LIMIT)
     if data is None or object_digest(data) != marker.base_blake3:
         return []
-    return [file.path for file in decode_base(data, what)[0].files]
+    return [file.path for file in decode_base(data, home.path.parent, what)[0].files]

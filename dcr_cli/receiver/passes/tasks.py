@@ -12,12 +12,12 @@ from itertools import islice
 from typing import NamedTuple, Protocol, TypeVar
 
 from dcr_cli.checkpoint.checkpoint import Tensor
-from dcr_cli.checkpoint.folder import Files
 from dcr_cli.checkpoint.header import DTYPES
 from dcr_cli.delta.chain import ChainPayloads
 from dcr_cli.delta.encoding import BLOCK_BYTES
 from dcr_cli.delta.manifest import TensorRow
 from dcr_cli.delta.strided import box_elements
+from dcr_cli.layout.gather import ReadsPaths
 from dcr_cli.receiver.passes.journal import Entry
 from dcr_cli.receiver.passes.runs import Coded, Fail, Runs, piece_blocks
 from dcr_cli.receiver.plan import Place
@@ -65,7 +65,7 @@ class Source:
     rows: Sequence[TensorRow]
     shards: Sequence[str]
     tensor: Callable[[str], Tensor]
-    files: Files
+    files: ReadsPaths
     payloads: ChainPayloads
 
 

@@ -1,0 +1,1 @@
+"""Receivers whose folders store tensors another way: read, patched and checked through a layout."""

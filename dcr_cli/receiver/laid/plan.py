@@ -1,0 +1,100 @@
+"""Decides which files of a receiver that stores its tensors through a layout are changed, and how. Pure.
+
+Its shards keep their headers, as a layout is of just these tensors; all that change do so together, since the elements
+of a tensor lie in several of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+from dcr_cli.checkpoint.names import listed
+from dcr_cli.delta.manifest import Manifest, TensorRow
+from dcr_cli.errors import UnsupportedError
+from dcr_cli.layout.gather import Boxes, Sources
+from dcr_cli.layout.laid import LaidCheckpoint
+from dcr_cli.receiver.base import Base
+from dcr_cli.receiver.file_plan import plan_files
+from dcr_cli.receiver.plan import Action, Component, NewShard, Place, Plan, journal_bytes
+
+_MAKE_ANEW = "make a layout for the new tensors, and export the receiver's folder again"
+
+
+def make_laid_plan(
+    base: Base, laid: LaidCheckpoint, manifest: Manifest, rows: Sequence[TensorRow], *, in_place: bool
+) -> Plan:
+    """Plan how a receiver becomes the target where its layout has it.
+
+    UnsupportedError if the target's tensors are not those of the layout.
+    """
+    _check_rows(laid, rows)
+    changed = [row for row in rows if row.pieces or row.source != row.name]
+    touched = {path for row in changed for path in _paths(laid, row.name)}
+    shards = tuple(
+        NewShard(
+            shard.path,
+            _action(base, shard.path, touched, in_place=in_place),
+            shard.header.raw,
+            shard.size,
+            (),
+        )
+        for shard in base.shards
+    )
+    written, removed = plan_files(base, manifest, is_exact=False)
+    component = _component(shards, sum(_changed_bytes(laid, row) for row in changed))
+    return Plan(False, False, shards, component, written, removed, (), laid_places(laid, rows))
+
+
+def laid_places(laid: LaidCheckpoint, rows: Sequence[TensorRow]) -> tuple[Place, ...]:
+    """Where the tensors of `rows` lie in the shard that a layout thinks of, in its order."""
+    tensors = [laid.by_name[row.name] for row in rows]
+    places = (Place(number, tensor.begin, tensor.bytes) for number, tensor in enumerate(tensors))
+    return tuple(sorted(places, key=lambda place: place.begin))
+
+
+def _check_rows(laid: LaidCheckpoint, rows: Sequence[TensorRow]) -> None:
+    known = {tensor.name: (tensor.dtype.name, tensor.shape) for tensor in laid.tensors}
+    found = {row.name: (row.dtype, row.shape) for row in rows}
+    if known == found:
+        pass
+    elif others := sorted(known.keys() ^ found.keys()):
+        facts = f"tensors are not both in the target and in {laid.layout.what}: {listed(others)}"
+        raise UnsupportedError(str(laid.root), facts, hint=_MAKE_ANEW)
+    else:
+        others = [name for name, form in found.items() if known[name] != form]
+        facts = f"tensors have another dtype or shape in the target than in {laid.layout.what}: {listed(others)}"
+        raise UnsupportedError(str(laid.root), facts, hint=_MAKE_ANEW)
+    boxed = [row.name for row in rows if row.source != row.name and any(piece.box is not None for piece in row.pieces)]
+    if boxed:
+        facts = f"tensors become others and change in pieces, which cannot go through a layout: {listed(boxed)}"
+        raise UnsupportedError(str(laid.root), facts)
+
+
+def _action(base: Base, path: str, touched: Collection[str], *, in_place: bool) -> Action:
+    if path not in touched:
+        return Action.KEEP
+    return Action.PATCH if in_place and path in base.alone else Action.REWRITE
+
+
+def _boxes(laid: LaidCheckpoint, name: str) -> Iterable[Boxes]:
+    source = laid.sources[name]
+    assert isinstance(source, Sources)
+    return source.owners, source.replicas
+
+
+def _paths(laid: LaidCheckpoint, name: str) -> set[str]:
+    return {held.placed.path for boxes in _boxes(laid, name) for held in boxes.all}
+
+
+def _changed_bytes(laid: LaidCheckpoint, row: TensorRow) -> int:
+    """A bound on what the changes of a row take in a journal, in all places where its elements lie."""
+    tensor = laid.by_name[row.name]
+    times = sum(held.box.elements for boxes in _boxes(laid, row.name) for held in boxes.all) / max(1, tensor.elements)
+    taken = journal_bytes(row, tensor.bytes) if row.source == row.name else tensor.bytes * 5
+    return int(times * taken) + 1
+
+
+def _component(shards: Sequence[NewShard], bytes_of_journal: int) -> tuple[Component, ...]:
+    numbers = tuple(number for number, shard in enumerate(shards) if shard.action is not Action.KEEP)
+    staged = sum(shards[number].size for number in numbers if shards[number].action is Action.REWRITE)
+    return (Component(numbers, (), staged, bytes_of_journal, staged),) if numbers else ()
