@@ -280,7 +280,13 @@ class Change:
         return batch.components
 
     def _is_lost(self, component: int) -> bool:
-        """Whether a staged shard of a component is gone and has not got its name; it has to be staged again."""
+        """Whether a staged shard of a component is gone and has not got its name; it has to be staged again.
+
+        Of a receiver with a layout that cannot be told of one shard, nor could it be: what is gone has got its name, or
+        the tensors are found not to be right in the end.
+        """
+        if self._job.base.laid is not None:
+            return False
         for number in self._placement.shards_of([component]):
             if self._plan.shards[number].action is Action.PATCH or self._home.status(staged_shard(number)) is not None:
                 continue

@@ -12,6 +12,7 @@ from dcr_cli.checkpoint.digest import object_digest
 from dcr_cli.checkpoint.in_progress import LAYOUT_NOTE
 from dcr_cli.durable import PRIVATE_FILE_MODE, Folder
 from dcr_cli.errors import UnsupportedError
+from dcr_cli.layout.coverage import check_locals
 from dcr_cli.layout.dcp import dcp_layout
 from dcr_cli.layout.document import MAX_LAYOUT_BYTES, decode_layout, encode_layout
 from dcr_cli.layout.laid import LaidCheckpoint, lay
@@ -65,10 +66,12 @@ def open_laid(root: Folder, view: View, skip: Sequence[str], forms: Mapping[str,
 
 
 def check_patchable(layout: Layout) -> None:
-    """Raise UnsupportedError unless every bit of every tensor lies somewhere in the shards as it is."""
+    """Raise UnsupportedError unless every bit of every tensor lies somewhere in the shards as it is, DamagedError if an
+    element of them would have to be two."""
     if layout.rules:
         facts = "has rules: what a receiver has converted cannot be patched"
         raise UnsupportedError(layout.what, facts, hint="a layout of boxes alone is needed")
     if layout.skipped:
         facts = f"leaves {len(layout.skipped)} tensors out, so that nobody can say what the receiver is at"
         raise UnsupportedError(layout.what, facts)
+    check_locals(layout)
