@@ -32,6 +32,7 @@ from dcr_cli.layout.document import encode_layout
 from dcr_cli.layout.layout import Form, Layout, LocalTensor, Placement
 from dcr_cli.layout.opening import forms_of
 from dcr_cli.push import push
+from dcr_cli.stopping import Stopped
 from faults import watching
 from receivers import fresh_copy, tree
 from strategies import INDEX, tensor_of, with_changes, write_checkpoint
@@ -561,8 +562,8 @@ def test_links_that_lead_in_a_circle(run: Run, tiny_pair: tuple[Path, Path], del
         (MemoryError(), 9, "dcr: memory: not enough for this step\nhint: try fewer --jobs\n"),
         (BrokenPipeError(errno.EPIPE, "Broken pipe"), 141, ""),
         (KeyboardInterrupt(), 130, "dcr: stopped: by signal SIGINT\nhint: run the same command again\n"),
-        (process.Stopped(signal.SIGTERM), 143, "dcr: stopped: by signal SIGTERM\nhint: run the same command again\n"),
-        (process.Stopped(signal.SIGHUP), 129, "dcr: stopped: by signal SIGHUP\nhint: run the same command again\n"),
+        (Stopped(signal.SIGTERM), 143, "dcr: stopped: by signal SIGTERM\nhint: run the same command again\n"),
+        (Stopped(signal.SIGHUP), 129, "dcr: stopped: by signal SIGHUP\nhint: run the same command again\n"),
     ],
 )
 def test_errors_become_codes(
@@ -789,7 +790,7 @@ def test_a_stop_says_what_it_has_left(
 
         def stop(kind: str, path: str, other: str, steps: Iterator[int] = steps, last: int = last) -> None:
             if next(steps) >= last:
-                raise process.Stopped(signal.SIGTERM)
+                raise Stopped(signal.SIGTERM)
 
         with watching(stop):
             ran = run("apply", delta, checkpoint, *options, "-j", "1")
