@@ -3,7 +3,8 @@
 The bucket is a stand-in, for what a real server does only now and then. `faults` are told to requests one after the
 other: a status; "lose" (it is done, then no answer), "short" (half a body), "page" (status 200, HTML), "whole" (a range
 is ignored), "other" (another range than asked for), "silent" (no length, then half a body), "gzip" (said to be), "mute"
-(it is done, then a page instead of an answer), "to URL" (a redirect).
+(it is done, then a page instead of an answer), "to URL" (a redirect), "leave" (the connection is closed after the
+answer, which does not say so).
 """
 
 from __future__ import annotations
@@ -38,11 +39,17 @@ class Bucket(ThreadingHTTPServer):
         # How long it takes to begin to read what is sent.
         self.delay_seconds = 0.0
         self.parts: dict[tuple[str, str], bytes] = {}
+        # How many were accepted.
+        self.connections = 0
         self.lock = threading.Lock()
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server_port}"
+
+    def get_request(self) -> tuple[Any, Any]:
+        self.connections += 1
+        return super().get_request()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that goes away is part of these tests."""
@@ -68,6 +75,8 @@ class _BucketHandler(BaseHTTPRequestHandler):
         with self.server.lock:
             self.server.requests.append((self.command, path, {k.lower(): v for k, v in self.headers.items()}))
             fault = self.server.faults.pop(0) if self.server.faults else ""
+        if fault == "leave":
+            self.close_connection, fault = True, ""
         if fault.isdigit():
             self._send(int(fault), b"<Error><Code>Told</Code></Error>")
         elif fault.startswith("to "):

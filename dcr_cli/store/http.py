@@ -14,7 +14,9 @@ import socket
 import ssl
 import urllib.error
 import urllib.request
+import weakref
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from email.message import Message
 from typing import IO
 from urllib.parse import quote, urlsplit
@@ -33,9 +35,12 @@ from dcr_cli.store.backend import (
     Status,
     TransientError,
 )
+from dcr_cli.store.connections import Connections
 from dcr_cli.store.location import Location
 
 TIMEOUT_SECONDS = 30.0
+# Of the page that comes with an error, how much is read.
+_MOST_READ_BYTES = 64 << 10
 _OPTIONS = ("username", "password", "token", "headers")
 _TRANSIENT = frozenset((408, 425, 429, 500, 502, 503, 504))
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
@@ -51,6 +56,7 @@ class HttpBackend:
     can_create = False
 
     def __init__(self, location: Location, options: Mapping[str, object]) -> None:
+        self._connections = Connections()
         unknown = sorted(set(options) - set(_OPTIONS))
         if unknown:
             raise UsageError(location.shown, f"storage option {unknown[0]} is not one of {', '.join(_OPTIONS)}")
@@ -58,7 +64,9 @@ class HttpBackend:
         self._root = _address_of(location)
         self._query = f"?{location.query}" if location.query else ""
         self._headers = _headers_of(location, options)
-        self._opener = urllib.request.build_opener(_Redirects)
+        self._opener = _opener(self._connections)
+        # At the latest with this object, or at exit: urllib's parts know each other in a circle.
+        weakref.finalize(self, self._connections.close_idle)
 
     def read(self, key: str, begin: int, size: int | None) -> Answer:
         is_ranged = begin > 0 or size is not None
@@ -107,7 +115,7 @@ class HttpBackend:
         raise UnsupportedError(self._shown, "a web server lists nothing")
 
     def close(self) -> None:
-        pass
+        self._connections.close_idle()
 
     def _read_only(self) -> UnsupportedError:
         return UnsupportedError(self._shown, "over HTTP a remote can only be read", hint="name it by where it lies")
@@ -119,13 +127,29 @@ class HttpBackend:
             response: http.client.HTTPResponse = self._opener.open(request, timeout=TIMEOUT_SECONDS)
             return response
         except urllib.error.HTTPError as error:
-            with error:
-                fault = _fault_of(error.code, error.headers)
+            # What is read to its end leaves a connection that serves again: most often asked is what is not there.
+            with error, suppress(OSError, http.client.HTTPException):
+                error.read(_MOST_READ_BYTES)
+            fault = _fault_of(error.code, error.headers)
         except (OSError, http.client.HTTPException) as error:
             fault = _broken(error)
         except ValueError:
             fault = PermanentError("redirects to what is no address")
         raise fault
+
+
+def _opener(connections: Connections) -> urllib.request.OpenerDirector:
+    """What follows redirects and uses the proxies that the environment names, for http and https and nothing else."""
+    opener = urllib.request.OpenerDirector()
+    for handler in (
+        urllib.request.ProxyHandler(),
+        urllib.request.HTTPDefaultErrorHandler(),
+        _Redirects(),
+        urllib.request.HTTPErrorProcessor(),
+        connections,
+    ):
+        opener.add_handler(handler)
+    return opener
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
@@ -274,7 +298,7 @@ def _fault_of(status: int, headers: Message) -> FaultError:
 
 def _broken(error: OSError | http.client.HTTPException) -> FaultError:
     """What a broken connection is: all of it may pass, but a certificate that is not trusted."""
-    reason = getattr(error, "reason", error)
+    reason = error.reason if isinstance(error, urllib.error.URLError) else error
     if isinstance(reason, ssl.SSLCertVerificationError):
         return PermanentError("its certificate is not to be trusted")
     if isinstance(reason, http.client.InvalidURL):
