@@ -33,6 +33,7 @@ from dcr_cli.layout.layout import Form, Layout, LocalTensor, Placement
 from dcr_cli.layout.opening import forms_of
 from dcr_cli.push import push
 from dcr_cli.stopping import Stopped
+from dcr_cli.store.retry import Patience
 from faults import watching
 from receivers import fresh_copy, tree
 from strategies import INDEX, tensor_of, with_changes, write_checkpoint
@@ -591,6 +592,57 @@ def test_a_traceback_of_an_error_is_asked_for(run: Run, tmp_path: Path, monkeypa
     monkeypatch.setenv("DCR_DEBUG", "1")
     ran = run("inspect", tmp_path / "nowhere")
     assert ran.code == 3 and ran.err.startswith("Traceback") and "\ndcr: " in ran.err
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "user:hunter2@host/path",
+        "user:hunter2@host:path",
+        "user:word/hunter2@host/path",
+        "sftp://user:hunter2@127.0.0.1:1/path",
+        "https://user:hunter2@127.0.0.1:1/path?sig=hunter2",
+        "s3://key:hunter2@bucket/path?x=hunter2",
+        "s3://key:hunter2@bucket:1/path",
+        "ftp://user:hunter2@127.0.0.1:1/path",
+        "https://user:hunter2@[bad/path",
+    ],
+)
+def test_no_password_is_told(
+    address: str, run: Run, tiny_pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever an address stands, also where a path belongs, or a command; and with a traceback."""
+    defaults = Patience.__init__.__defaults__
+    assert defaults is not None
+    monkeypatch.setattr(Patience.__init__, "__defaults__", (0.05, 0.01, 0.01, *defaults[3:]))
+    checkpoint = tiny_pair[0]
+    for arguments in (
+        ["push", checkpoint, address],
+        ["push", address, checkpoint],
+        ["pull", address, checkpoint / "new"],
+        ["pull", checkpoint, address],
+        ["log", address],
+        ["status", address],
+        ["prune", address],
+        ["verify", "--remote", address],
+        ["verify", checkpoint, "--remote", address],
+        ["verify", address],
+        ["show", address],
+        ["show", f"{address}@3"],
+        ["inspect", address],
+        ["apply", address, checkpoint],
+        ["diff", checkpoint, address],
+        [address],
+        ["log", address, address],
+        ["log", "--lines", address, checkpoint],
+        ["--json", "log", address],
+    ):
+        for debug, json_too in (("1", []), ("", ["--json"])):
+            monkeypatch.setenv("DCR_DEBUG", debug)
+            ran = run(*arguments, *json_too)
+            assert ran.code in (2, 3, 7, 8)
+            assert "hunter2" not in ran.out + ran.err
+            assert address.startswith("user") <= (ran.code == 2)
 
 
 # Surroundings

@@ -533,6 +533,40 @@ class TestOpening:
         with pytest.raises(UsageError):
             open_store(url)
 
+    @pytest.mark.parametrize(
+        "url",
+        [
+            f"user:{SECRET}@host/path",
+            f"user:{SECRET}@host:path",
+            "git@host:path",
+            "a@b:",
+            f":{SECRET}@h",
+            "a:b@c",
+            f"u:a/{SECRET}@h",
+        ],
+    )
+    def test_a_login_is_no_folder(self, url: str) -> None:
+        with pytest.raises(UsageError) as caught:
+            open_store(url)
+        assert (caught.value.hint or "").startswith("sftp://user@host/path")
+        assert_no_secret(caught.value)
+
+    def test_unless_a_folder_has_that_name(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "a:b@c").mkdir()
+        for url in ("a:b@c", "a:b@c/d", "./new:b@c", Path("other@b:c"), "name@host/a:b", "./a:c/c@d", "a b:c@d"):
+            with open_store(url) as store:
+                store.put("e", b"1")
+                assert (tmp_path / url / "e").is_file()
+
+    @pytest.mark.parametrize(
+        "url", [f"s3://{SECRET}@bucket", f"s3://:{SECRET}@bucket", f"gs://u:{SECRET}@bucket", f"az://u:{SECRET}@box"]
+    )
+    def test_credentials_that_would_be_passed_over(self, url: str) -> None:
+        with pytest.raises(UsageError, match=r"in front of its (bucket|account)") as caught:
+            open_store(url)
+        assert_no_secret(caught.value)
+
     @pytest.mark.parametrize("url", ["nosuch://a/b", "simplecache::s3://b/c", "zip://a::http://h/b.zip"])
     def test_protocols_that_nobody_serves(self, url: str) -> None:
         with pytest.raises(UnsupportedError):
