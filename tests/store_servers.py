@@ -4,7 +4,7 @@ The bucket is a stand-in, for what a real server does only now and then. `faults
 other: a status; "lose" (it is done, then no answer), "short" (half a body), "page" (status 200, HTML), "whole" (a range
 is ignored), "other" (another range than asked for), "silent" (no length, then half a body), "gzip" (said to be), "mute"
 (it is done, then a page instead of an answer), "to URL" (a redirect), "leave" (the connection is closed after the
-answer, which does not say so).
+answer, which does not say so), "length TEXT" (half a body, said to be so long).
 """
 
 from __future__ import annotations
@@ -22,6 +22,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
+
+# The body of an error: a code, a message, and what repeats something of who asked.
+_TOLD = (
+    b'<?xml version="1.0" encoding="UTF-8"?>\n'
+    b"<Error><Code>Told</Code><Message>You may not, it&apos;s ours.</Message><Key>hunter2SECRET</Key></Error>"
+)
 
 
 class Bucket(ThreadingHTTPServer):
@@ -78,7 +84,7 @@ class _BucketHandler(BaseHTTPRequestHandler):
         if fault == "leave":
             self.close_connection, fault = True, ""
         if fault.isdigit():
-            self._send(int(fault), b"<Error><Code>Told</Code></Error>")
+            self._send(int(fault), _TOLD)
         elif fault.startswith("to "):
             self._send(302, b"", Location=fault[3:])
         elif self.command == "POST" or "partNumber" in query or query.get("comp", ["list"])[0] != "list":
@@ -148,6 +154,12 @@ class _BucketHandler(BaseHTTPRequestHandler):
             self._send(200, b"<html>please log in</html>", **{"Content-Type": "text/html"})
         elif fault == "gzip":
             self._send(200, data, **{"Content-Encoding": "gzip"})
+        elif fault.startswith("length "):
+            self.close_connection = True
+            self.send_response(200)
+            self.send_header("Content-Length", fault.removeprefix("length "))
+            self.end_headers()
+            self.wfile.write(data[: len(data) // 2])
         elif fault == "silent":
             self.close_connection = True
             self.send_response(200)

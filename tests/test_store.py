@@ -439,6 +439,15 @@ class TestOnTheWire:
         with pytest.raises(TransportError):
             store.get_range("a", 2, 5)
 
+    def test_words_of_an_address_are_no_news(self, clock: Clock) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            port = listener.getsockname()[1]
+        options = {**S3_OPTIONS, "endpoint_url": f"http://127.0.0.1:{port}"}
+        store = open_store("s3://bucket/redirect/certificate", options, patience=clock.patience(deadline_seconds=1))
+        with pytest.raises(TransportError) as caught:
+            store.get("non-partial response", most_bytes=MOST)
+        assert caught.value.retryable
+
     def test_nobody_is_there(self, place: Place, clock: Clock) -> None:
         with socket.create_server(("127.0.0.1", 0)) as listener:
             port = listener.getsockname()[1]
