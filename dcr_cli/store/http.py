@@ -162,7 +162,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
     max_redirections = 5
 
     def http_error_302(
-        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Message
+        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: http.client.HTTPMessage
     ) -> IO[bytes] | None:
         try:
             return super().http_error_302(req, fp, code, msg, headers)
