@@ -25,7 +25,7 @@ from dcr_cli.errors import (
 from dcr_cli.store.backend import Backend
 from dcr_cli.store.clouds import cloud_of
 from dcr_cli.store.local import LocalBackend
-from dcr_cli.store.location import locate
+from dcr_cli.store.location import is_login, locate
 from dcr_cli.store.memory import MemoryBackend
 from dcr_cli.store.opening import open_store
 from dcr_cli.store.store import MOST_CREATED_BYTES, Store
@@ -567,6 +567,8 @@ class TestOpening:
             with open_store(url) as store:
                 store.put("e", b"1")
                 assert (tmp_path / url / "e").is_file()
+        (tmp_path / "run:1").mkdir()
+        assert not is_login("run:1@3") and is_login("run:2@3")
 
     @pytest.mark.parametrize(
         "url", [f"s3://{SECRET}@bucket", f"s3://:{SECRET}@bucket", f"gs://u:{SECRET}@bucket", f"az://u:{SECRET}@box"]

@@ -44,7 +44,9 @@ def is_url(text: str) -> bool:
 
 def is_login(text: str) -> bool:
     """Whether a text is an address with a user or a password and no protocol, and no path below what is there."""
-    return _WITHOUT_SCHEME.match(text) is not None and not os.path.lexists(text.partition("/")[0])
+    first = text.partition("/")[0]
+    # Behind the last @ a version may stand: REMOTE@N.
+    return _WITHOUT_SCHEME.match(text) is not None and not any(map(os.path.lexists, (first, first.rpartition("@")[0])))
 
 
 def folder_of(url: str | os.PathLike[str]) -> str | None:
