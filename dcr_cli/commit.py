@@ -18,7 +18,7 @@ from dcr_cli.remote.history import History, require_history
 from dcr_cli.remote.keys import STAGED, VERSIONS, Place, place_of_version, prepared_key
 from dcr_cli.remote.log import Log
 from dcr_cli.remote.signing import trust_in
-from dcr_cli.remote.version import Published, decode_version
+from dcr_cli.remote.version import Published, check_follows, decode_version, is_next
 from dcr_cli.store.opening import open_store
 from dcr_cli.store.store import Store
 
@@ -115,12 +115,13 @@ def _check_follows(store: Store, log: Log, prepared: Published) -> None:
     """Raise an error unless a prepared version is a delta from the newest one, so that whoever comes to it could."""
     version = prepared.version
     before = log.require(version.number - 1)
-    if version.previous != before.blake3:
+    if not is_next(before, version):
         facts = f"the prepared version {version.number} does not follow the version before it"
         raise ConflictError(store.shown, facts, hint="push again")
-    if version.delta is None or version.delta.base != before.version.target:
-        what = f"{store.shown}/{prepared_key(version.place)}"
+    what = f"{store.shown}/{prepared_key(version.place)}"
+    if version.delta is None:
         raise DamagedError(what, f"is no delta from the state of version {before.version.number}")
+    check_follows(before, version, what)
 
 
 def _give_up(store: Store, log: Log, prepared: Published) -> None:

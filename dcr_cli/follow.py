@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import random
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -41,6 +40,7 @@ from dcr_cli.remote.hint import GIVEN_UP, STREAMING, read_hint
 from dcr_cli.remote.keys import Place
 from dcr_cli.remote.log import Known
 from dcr_cli.remote.version import Published
+from dcr_cli.stopping import pause
 from dcr_cli.store.location import folder_of
 from dcr_cli.store.opening import open_store
 from dcr_cli.store.store import Store
@@ -67,7 +67,7 @@ class Pace:
 
     shortest_seconds: float = 0.5
     longest_seconds: float = 10.0
-    sleep: Callable[[float], None] = time.sleep
+    sleep: Callable[[float], None] = pause
     dice: Callable[[], float] = random.random
 
     def wait(self, quiet_rounds: int) -> None:

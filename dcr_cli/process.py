@@ -18,18 +18,14 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import IO
 
+from dcr_cli import stopping
 from dcr_cli.errors import DcrError, LocalError, hint_of, one_line
+from dcr_cli.stopping import Stopped
 
 INTERNAL_ERROR = 70
 CLOSED_PIPE = 128 + signal.SIGPIPE
-
-
-class Stopped(BaseException):
-    """A signal asked this process to end; not an Exception, so that nothing on the way mistakes it for a fault."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        super().__init__(signal.Signals(number).name)
+# How soon what Python dropped is raised again.
+_AGAIN_SECONDS = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,29 +137,57 @@ def abandon(stream: IO[str] | None) -> None:
 
 @contextmanager
 def signals_raised() -> Iterator[None]:
-    """While inside, SIGINT, SIGTERM and SIGHUP raise Stopped in the main thread; a second one ends the process at once.
+    """While inside, SIGINT, SIGTERM and SIGHUP raise Stopped in the main thread, and end what other threads wait for; a
+    second one ends the process at once.
 
     A signal that the caller ignores (nohup, a background job) stays ignored.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    received: list[int] = []
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        if received:
-            os._exit(128 + number)
-        received.append(number)
-        raise Stopped(number)
-
-    watched = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
-    before = {number: signal.getsignal(number) for number in watched}
-    for number, handler in before.items():
-        if handler not in (signal.SIG_IGN, None):
-            signal.signal(number, stop)
+    signals = _Signals()
+    watched = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    before = {number: handler for number, handler in watched.items() if handler not in (signal.SIG_IGN, None)}
+    for number in before:
+        signal.signal(number, signals.heard)
+    before[signal.SIGALRM] = signal.signal(signal.SIGALRM, signals.again) or signal.SIG_DFL
+    sys.unraisablehook, dropped = signals.dropped, sys.unraisablehook
     try:
         yield
     finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        sys.unraisablehook = dropped
         for number, handler in before.items():
-            if handler not in (signal.SIG_IGN, None):
-                signal.signal(number, handler)
+            signal.signal(number, handler)
+        stopping.ask(0)
+
+
+class _Signals:
+    """What was heard of signals, and raised.
+
+    Python drops what is raised while it runs a destructor, or a callback of its own, and only tells a hook. A stop that
+    was dropped so is raised again a moment later, by a timer, until it is not.
+    """
+
+    def __init__(self) -> None:
+        self._raised = 0
+        self._dropped = 0
+        self._tell_dropped = sys.unraisablehook
+
+    def heard(self, number: int, frame: FrameType | None) -> None:
+        if self._raised:
+            os._exit(128 + number)
+        self._raised = number
+        stopping.ask(number)
+        raise Stopped(number)
+
+    def dropped(self, told: sys.UnraisableHookArgs) -> None:
+        if not isinstance(told.exc_value, Stopped):
+            self._tell_dropped(told)
+        elif threading.current_thread() is threading.main_thread():
+            self._raised, self._dropped = 0, told.exc_value.number
+            signal.setitimer(signal.ITIMER_REAL, _AGAIN_SECONDS)
+
+    def again(self, number: int, frame: FrameType | None) -> None:
+        if not self._raised:
+            self.heard(self._dropped, frame)

@@ -26,7 +26,7 @@ from dcr_cli.remote.log import Log
 from dcr_cli.remote.signing import Trust, trust_in
 from dcr_cli.remote.version import COMMIT_KIND
 from dcr_cli.show_result import ShowAnchorResult, ShownFile, ShownVersion, ShowResult, result_of
-from dcr_cli.store.location import is_url, locate
+from dcr_cli.store.location import is_login, is_url, locate
 from dcr_cli.store.opening import open_store
 from dcr_cli.store.store import Store
 from dcr_cli.work import threads
@@ -84,7 +84,7 @@ def show(
     if address is not None:
         with open_store(address[0], storage_options, limit_bytes_per_second=limit_bytes_per_second) as store:
             return _show_version(store, address[1], trust_in(trusted_keys), (workers, progress) if deep else None)
-    if isinstance(delta, str) and is_url(delta):
+    if isinstance(delta, str) and (is_url(delta) or is_login(delta)):
         raise UsageError(locate(delta).shown, "is the address of a remote", hint="REMOTE@N is its version N")
     inspect = f"dcr inspect {shlex.quote(str(delta))} says what a checkpoint holds"
     opened = open_delta(delta, if_checkpoint=inspect)

@@ -20,7 +20,7 @@ from dcr_cli.remote.history import require_history
 from dcr_cli.remote.keys import anchor_file_key, anchor_key, commit_key, manifest_key, payload_key
 from dcr_cli.remote.log import Log
 from dcr_cli.remote.signing import Trust, trust_in
-from dcr_cli.remote.version import Published
+from dcr_cli.remote.version import Published, check_follows
 from dcr_cli.store.opening import open_store
 from dcr_cli.store.store import Store
 from dcr_cli.work import threads
@@ -140,9 +140,10 @@ class _Check:
                     if each is None:
                         continue
                     found[number] = each
-                    if before is not None and each.version.previous != before.blake3:
-                        facts = f"does not follow the commit of version {number - 1} that is there"
-                        self._note(DamagedError(self._name(commit_key(number)), facts))
+                    if before is not None:
+                        self._try(
+                            lambda pair: check_follows(*pair), (before, each.version, self._name(commit_key(number)))
+                        )
         return found
 
     def look(self, published: Mapping[int, Published]) -> None:

@@ -3,7 +3,8 @@
 The bucket is a stand-in, for what a real server does only now and then. `faults` are told to requests one after the
 other: a status; "lose" (it is done, then no answer), "short" (half a body), "page" (status 200, HTML), "whole" (a range
 is ignored), "other" (another range than asked for), "silent" (no length, then half a body), "gzip" (said to be), "mute"
-(it is done, then a page instead of an answer), "to URL" (a redirect).
+(it is done, then a page instead of an answer), "to URL" (a redirect), "leave" (the connection is closed after the
+answer, which does not say so), "length TEXT" (half a body, said to be so long).
 """
 
 from __future__ import annotations
@@ -22,6 +23,12 @@ from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
 
+# The body of an error: a code, a message, and what repeats something of who asked.
+_TOLD = (
+    b'<?xml version="1.0" encoding="UTF-8"?>\n'
+    b"<Error><Code>Told</Code><Message>You may not, it&apos;s ours.</Message><Key>hunter2SECRET</Key></Error>"
+)
+
 
 class Bucket(ThreadingHTTPServer):
     """Objects by path, as /BUCKET/KEY."""
@@ -38,11 +45,17 @@ class Bucket(ThreadingHTTPServer):
         # How long it takes to begin to read what is sent.
         self.delay_seconds = 0.0
         self.parts: dict[tuple[str, str], bytes] = {}
+        # How many were accepted.
+        self.connections = 0
         self.lock = threading.Lock()
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server_port}"
+
+    def get_request(self) -> tuple[Any, Any]:
+        self.connections += 1
+        return super().get_request()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that goes away is part of these tests."""
@@ -68,8 +81,10 @@ class _BucketHandler(BaseHTTPRequestHandler):
         with self.server.lock:
             self.server.requests.append((self.command, path, {k.lower(): v for k, v in self.headers.items()}))
             fault = self.server.faults.pop(0) if self.server.faults else ""
+        if fault == "leave":
+            self.close_connection, fault = True, ""
         if fault.isdigit():
-            self._send(int(fault), b"<Error><Code>Told</Code></Error>")
+            self._send(int(fault), _TOLD)
         elif fault.startswith("to "):
             self._send(302, b"", Location=fault[3:])
         elif self.command == "POST" or "partNumber" in query or query.get("comp", ["list"])[0] != "list":
@@ -139,6 +154,12 @@ class _BucketHandler(BaseHTTPRequestHandler):
             self._send(200, b"<html>please log in</html>", **{"Content-Type": "text/html"})
         elif fault == "gzip":
             self._send(200, data, **{"Content-Encoding": "gzip"})
+        elif fault.startswith("length "):
+            self.close_connection = True
+            self.send_response(200)
+            self.send_header("Content-Length", fault.removeprefix("length "))
+            self.end_headers()
+            self.wfile.write(data[: len(data) // 2])
         elif fault == "silent":
             self.close_connection = True
             self.send_response(200)

@@ -248,6 +248,25 @@ class TestUnknown:
         assert (result.previous, result.not_carried) == (str(tmp_path / "link-1"), (str(mine),))
         assert mine.read_text() == "mine"
 
+    @pytest.mark.parametrize("moment", ["mkdir", "symlink"])
+    def test_an_empty_folder_in_a_folder_that_becomes_a_file(self, tmp_path: Path, moment: str) -> None:
+        """Nothing is lost with it."""
+        base, target = write_tiny_pair(tmp_path)
+        (base / "d").mkdir()
+        (base / "d/x.json").write_text("x")
+        (target / "d").write_text("a file now")
+        delta = make_delta(base, target, tmp_path / "delta")
+        link, _, _ = linked(tmp_path, "link", "link-1", base, target, delta)
+
+        def make(kind: str, path: str, other: str) -> None:
+            if kind == moment:
+                (tmp_path / "link-1/d/sub/deep").mkdir(parents=True, exist_ok=True)
+
+        with watching(make):
+            result = apply(delta, link, mode="aside")
+        assert tree(link) == tree(target)
+        assert (result.previous, result.not_carried) == (None, ())
+
     @pytest.mark.parametrize("what", ["shard", "fifo", "changed"])
     def test_what_cannot_be_carried_over(self, case: tuple[Path, Path, Path], what: str) -> None:
         link, target, delta = case

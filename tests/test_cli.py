@@ -32,6 +32,8 @@ from dcr_cli.layout.document import encode_layout
 from dcr_cli.layout.layout import Form, Layout, LocalTensor, Placement
 from dcr_cli.layout.opening import forms_of
 from dcr_cli.push import push
+from dcr_cli.stopping import Stopped
+from dcr_cli.store.retry import Patience
 from faults import watching
 from receivers import fresh_copy, tree
 from strategies import INDEX, tensor_of, with_changes, write_checkpoint
@@ -561,8 +563,8 @@ def test_links_that_lead_in_a_circle(run: Run, tiny_pair: tuple[Path, Path], del
         (MemoryError(), 9, "dcr: memory: not enough for this step\nhint: try fewer --jobs\n"),
         (BrokenPipeError(errno.EPIPE, "Broken pipe"), 141, ""),
         (KeyboardInterrupt(), 130, "dcr: stopped: by signal SIGINT\nhint: run the same command again\n"),
-        (process.Stopped(signal.SIGTERM), 143, "dcr: stopped: by signal SIGTERM\nhint: run the same command again\n"),
-        (process.Stopped(signal.SIGHUP), 129, "dcr: stopped: by signal SIGHUP\nhint: run the same command again\n"),
+        (Stopped(signal.SIGTERM), 143, "dcr: stopped: by signal SIGTERM\nhint: run the same command again\n"),
+        (Stopped(signal.SIGHUP), 129, "dcr: stopped: by signal SIGHUP\nhint: run the same command again\n"),
     ],
 )
 def test_errors_become_codes(
@@ -590,6 +592,57 @@ def test_a_traceback_of_an_error_is_asked_for(run: Run, tmp_path: Path, monkeypa
     monkeypatch.setenv("DCR_DEBUG", "1")
     ran = run("inspect", tmp_path / "nowhere")
     assert ran.code == 3 and ran.err.startswith("Traceback") and "\ndcr: " in ran.err
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "user:hunter2@host/path",
+        "user:hunter2@host:path",
+        "user:word/hunter2@host/path",
+        "sftp://user:hunter2@127.0.0.1:1/path",
+        "https://user:hunter2@127.0.0.1:1/path?sig=hunter2",
+        "s3://key:hunter2@bucket/path?x=hunter2",
+        "s3://key:hunter2@bucket:1/path",
+        "ftp://user:hunter2@127.0.0.1:1/path",
+        "https://user:hunter2@[bad/path",
+    ],
+)
+def test_no_password_is_told(
+    address: str, run: Run, tiny_pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever an address stands, also where a path belongs, or a command; and with a traceback."""
+    defaults = Patience.__init__.__defaults__
+    assert defaults is not None
+    monkeypatch.setattr(Patience.__init__, "__defaults__", (0.05, 0.01, 0.01, *defaults[3:]))
+    checkpoint = tiny_pair[0]
+    for arguments in (
+        ["push", checkpoint, address],
+        ["push", address, checkpoint],
+        ["pull", address, checkpoint / "new"],
+        ["pull", checkpoint, address],
+        ["log", address],
+        ["status", address],
+        ["prune", address],
+        ["verify", "--remote", address],
+        ["verify", checkpoint, "--remote", address],
+        ["verify", address],
+        ["show", address],
+        ["show", f"{address}@3"],
+        ["inspect", address],
+        ["apply", address, checkpoint],
+        ["diff", checkpoint, address],
+        [address],
+        ["log", address, address],
+        ["log", "--lines", address, checkpoint],
+        ["--json", "log", address],
+    ):
+        for debug, json_too in (("1", []), ("", ["--json"])):
+            monkeypatch.setenv("DCR_DEBUG", debug)
+            ran = run(*arguments, *json_too)
+            assert ran.code in (2, 3, 7, 8)
+            assert "hunter2" not in ran.out + ran.err
+            assert address.startswith("user") <= (ran.code == 2)
 
 
 # Surroundings
@@ -789,7 +842,7 @@ def test_a_stop_says_what_it_has_left(
 
         def stop(kind: str, path: str, other: str, steps: Iterator[int] = steps, last: int = last) -> None:
             if next(steps) >= last:
-                raise process.Stopped(signal.SIGTERM)
+                raise Stopped(signal.SIGTERM)
 
         with watching(stop):
             ran = run("apply", delta, checkpoint, *options, "-j", "1")

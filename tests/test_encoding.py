@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,20 @@ from hypothesis import given, settings, strategies as st
 
 import dcr_kernels as kernels
 from dcr_cli.checkpoint.header import DTYPES, Dtype
-from dcr_cli.delta.choice import ALLOWED, Allowed, Choice, StatesSample, _log2_times, choose
+from dcr_cli.delta.choice import (
+    ALLOWED,
+    SAMPLE_BLOCKS,
+    Allowed,
+    Choice,
+    StatesSample,
+    _log2_times,
+    _symbol_counts,
+    choose,
+)
+from dcr_cli.delta.encoder import PieceEncoder
 from dcr_cli.delta.encoding import Changed, Elements, Encoding, compare_block, decode_block, encode_block
 from dcr_cli.delta.huffman import HuffmanTable, build_table
+from dcr_cli.delta.payload import PayloadWriter
 from dcr_cli.delta.whole import decode_whole, encode_whole
 
 SIZES = (1, 2, 63, 64, 65, 1000, 5000)
@@ -139,6 +151,58 @@ def test_the_choice_is_the_smallest() -> None:
     draft = compare_block(base, flipped, 0, DTYPES["I64"], context=True, gap=True).draft
     assert draft is not None
     assert choose([(draft, load)], DTYPES["I64"], ALLOWED["auto"], complete=True).encoding is Encoding.GAP_XOR
+
+
+def test_a_piece_with_no_change_in_its_first_blocks_is_context() -> None:
+    assert choose([], DTYPES["BF16"], ALLOWED["auto"], complete=False) == Choice(Encoding.CONTEXT, None)
+
+
+@pytest.mark.parametrize("few", [0, 1 << 20])
+def test_few_symbols_are_counted_as_many_are(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dcr_cli.delta.choice.FEW_SYMBOLS", few)
+    base, target = np.arange(60, dtype="<u2"), np.arange(60, dtype="<u2")
+    target[[3, 20, 21]] ^= np.array([1, 1, 6], "<u2")
+    draft = compare_block(base, target, 0, DTYPES["U16"], context=True, gap=True).draft
+    assert draft is not None
+    assert _symbol_counts([(draft, lambda: (base, target))] * 2, Encoding.GAP_XOR) == {1: 4, 6: 2}
+
+
+def test_nothing_is_counted_for_a_block_of_no_sample() -> None:
+    base, target = pair(2, 1000, 2, 0.05, 3)
+    dtype = DTYPES["BF16"]
+    drafts = [
+        compare_block(base, target, 0, dtype, context=True, gap=True, is_sample=is_sample).draft
+        for is_sample in (True, False)
+    ]
+    sampled, other = (draft for draft in drafts if draft is not None and draft.context is not None)
+    assert sampled.context is not None and other.context is not None
+    assert sampled.context.bins is not None and sampled.gap_position_bits > 0
+    assert other.context.bins is None and other.gap_position_bits == 0
+    # Whoever asks nevertheless gets the same.
+    assert np.array_equal(other.context.count_bins(), sampled.context.bins)
+
+
+def test_blocks_are_part_of_a_sample_until_all_is_chosen() -> None:
+    base, target = pair(2, 1000, 2, 0.05, 3)
+    dtype = DTYPES["BF16"]
+    draft = compare_block(base, target, 0, dtype, context=True, gap=True).draft
+    with ThreadPoolExecutor(1) as pool:
+        encoder = PieceEncoder(pool, PayloadWriter(lambda name, data: None), ALLOWED["context"], tasks=1)
+        assert not encoder.has_chosen
+        encoder.begin(dtype, None)
+        for number in range(SAMPLE_BLOCKS):
+            assert not encoder.has_chosen, number
+            encoder.add(draft, lambda: (base, target))
+        assert encoder.has_chosen
+        # Its starting states are those of all pieces of its width.
+        encoder.begin(dtype, None)
+        assert not encoder.has_chosen
+        encoder.begin(dtype, Choice(Encoding.CONTEXT, None))
+        assert encoder.has_chosen
+        encoder.begin(DTYPES["F32"], Choice(Encoding.CONTEXT, None))
+        assert not encoder.has_chosen
+        encoder.begin(DTYPES["F32"], Choice(Encoding.WHOLE, None))
+        assert encoder.has_chosen
 
 
 @pytest.mark.parametrize("elements", [17, 40, 300])

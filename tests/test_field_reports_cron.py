@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from dcr_cli import process
 from dcr_cli.checkpoint.checkpoint import open_checkpoint
 from dcr_cli.cli import main
 from dcr_cli.errors import IncompleteError
 from dcr_cli.pull import pull
 from dcr_cli.push import push
+from dcr_cli.stopping import Stopped
 from faults import watching
 from published import build_all, commits
 from receivers import fresh_copy, names_below, tree
@@ -213,7 +213,7 @@ def stopped(step: int, number: signal.Signals, arguments: list[str]) -> int:
         nonlocal left
         left -= 1
         if left == 0:
-            raise process.Stopped(number)
+            raise Stopped(number)
 
     with watching(count):
         return main(arguments)

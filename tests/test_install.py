@@ -291,6 +291,22 @@ class TestReplace:
         with pytest.raises(WrongBaseError, match="stands where the target has a folder"):
             bring(pair[0], wanted_of(pair[1]), Gone())
 
+    @pytest.mark.parametrize("mine", ["e/mine", "e/.mine", "e/sub/mine", "e/empty/"])
+    @pytest.mark.parametrize("dry_run", [True, False])
+    def test_what_is_foreign_in_a_folder_that_becomes_a_file(self, tmp_path: Path, mine: str, dry_run: bool) -> None:
+        base, target = write_turned_pair(tmp_path)
+        old = tuple(tree(base))
+        (base / mine).parent.mkdir(exist_ok=True)
+        if mine.endswith("/"):
+            (base / mine).mkdir()
+        else:
+            (base / mine).write_bytes(b"mine")
+        before = names_below(base)
+        with pytest.raises(WrongBaseError, match="stands where the target has a file") as caught:
+            bring(base, wanted_of(target), Gone(), known=old, dry_run=dry_run)
+        assert caught.value.what == str(base / mine) and caught.value.hint == "move it away"
+        assert names_below(base) == before
+
     def test_dry_run(self, pair: tuple[Path, Path]) -> None:
         before = names_below(pair[0])
         result = bring(pair[0], wanted_of(pair[1]), Gone(), dry_run=True)

@@ -119,6 +119,22 @@ def test_reading_one_version(store: Store) -> None:
             reader.read(3)
 
 
+@pytest.mark.parametrize(
+    ("data", "facts"),
+    [
+        (b'<?xml version="1.0" encoding="UTF-8"?>\n<Error>\n<Code>NoSuchKey</Code></Error>', "looks like XML"),
+        (b"<!DOCTYPE html>\n<html>log in</html>\n", "looks like HTML"),
+        (b'{\n  "error": {"code": 404}\n}\n', "looks like JSON of several lines"),
+        (b'{"message":"not found"}', "names no format, as a web service's error"),
+        (b'{"error":{"code":404}}\n', "names no format, as a web service's error"),
+    ],
+)
+def test_what_servers_answer_instead_of_a_commit(store: Store, data: bytes, facts: str) -> None:
+    store.put(commit_key(1), data)
+    with pytest.raises(DamagedError, match=facts):
+        Log(store, HISTORY).read(1)
+
+
 @pytest.mark.parametrize("count", [0, 1, 2, 15, 16, 17, 33, 48])
 def test_following(store: Store, backend: Backend, count: int) -> None:
     log = write_log(store, count + 1)

@@ -30,6 +30,15 @@ from dcr_cli.delta.manifest import (
 from dcr_cli.errors import DamagedError, UnsupportedError
 from documents import DIGEST, DIGESTS, MANIFEST, commit
 
+# What servers answer with instead, and what is said of it.
+ANSWERS = (
+    (b"<html>404</html>", "HTML"),
+    (b"\n<!DOCTYPE html>", "HTML"),
+    (b'<?xml version="1.0" encoding="UTF-8"?>\n<Error><Code>NoSuchKey</Code></Error>', "XML"),
+    (b"<Error><Code>SlowDown</Code></Error>", "XML"),
+    (b'{\r\n  "error": "no"\r\n}', "JSON of several lines"),
+    (b'{"error":{"code":404}}', "JSON"),
+)
 EMPTY = Manifest((), (), (FileRow("model.safetensors", 1, 9, bytes(32), ()),), (), (), ())
 
 
@@ -220,5 +229,6 @@ def test_commit_opens_what_it_names() -> None:
     assert open_manifest(commit(), encode_manifest(MANIFEST)[0], "manifest.zst") == MANIFEST
     assert len(open_digests(commit(), MANIFEST, encode_digests(DIGESTS), "digests.zst")) == 3
     for open_it in (open_manifest, lambda known, data, what: open_digests(known, MANIFEST, data, what)):
-        with pytest.raises(DamagedError, match="looks like HTML"):
-            open_it(commit(), b"<html>404</html>", "x")
+        for data, kind in ANSWERS:
+            with pytest.raises(DamagedError, match=f"looks like {kind}"):
+                open_it(commit(), data, "x")

@@ -39,10 +39,11 @@ from dcr_cli.errors import (
     WrongBaseError,
 )
 from dcr_cli.locking import lock
-from dcr_cli.process import Stopped, signals_raised
+from dcr_cli.process import signals_raised
 from dcr_cli.receiver.marker import Marker, decode_marker, encode_marker
 from dcr_cli.receiver.receiver import Receiver
 from dcr_cli.receiver.record import Record, read_record
+from dcr_cli.stopping import Stopped
 from dcr_cli.verify import verify
 from faults import StoppedError, watching
 from receivers import fresh_copy, make_delta, names_below, state_of, tree, write_rich_pair

@@ -25,7 +25,7 @@ from dcr_cli.errors import (
 from dcr_cli.store.backend import Backend
 from dcr_cli.store.clouds import cloud_of
 from dcr_cli.store.local import LocalBackend
-from dcr_cli.store.location import locate
+from dcr_cli.store.location import is_login, locate
 from dcr_cli.store.memory import MemoryBackend
 from dcr_cli.store.opening import open_store
 from dcr_cli.store.store import MOST_CREATED_BYTES, Store
@@ -439,6 +439,15 @@ class TestOnTheWire:
         with pytest.raises(TransportError):
             store.get_range("a", 2, 5)
 
+    def test_words_of_an_address_are_no_news(self, clock: Clock) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            port = listener.getsockname()[1]
+        options = {**S3_OPTIONS, "endpoint_url": f"http://127.0.0.1:{port}"}
+        store = open_store("s3://bucket/redirect/certificate", options, patience=clock.patience(deadline_seconds=1))
+        with pytest.raises(TransportError) as caught:
+            store.get("non-partial response", most_bytes=MOST)
+        assert caught.value.retryable
+
     def test_nobody_is_there(self, place: Place, clock: Clock) -> None:
         with socket.create_server(("127.0.0.1", 0)) as listener:
             port = listener.getsockname()[1]
@@ -532,6 +541,42 @@ class TestOpening:
     def test_addresses_that_make_no_sense(self, url: str) -> None:
         with pytest.raises(UsageError):
             open_store(url)
+
+    @pytest.mark.parametrize(
+        "url",
+        [
+            f"user:{SECRET}@host/path",
+            f"user:{SECRET}@host:path",
+            "git@host:path",
+            "a@b:",
+            f":{SECRET}@h",
+            "a:b@c",
+            f"u:a/{SECRET}@h",
+        ],
+    )
+    def test_a_login_is_no_folder(self, url: str) -> None:
+        with pytest.raises(UsageError) as caught:
+            open_store(url)
+        assert (caught.value.hint or "").startswith("sftp://user@host/path")
+        assert_no_secret(caught.value)
+
+    def test_unless_a_folder_has_that_name(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "a:b@c").mkdir()
+        for url in ("a:b@c", "a:b@c/d", "./new:b@c", Path("other@b:c"), "name@host/a:b", "./a:c/c@d", "a b:c@d"):
+            with open_store(url) as store:
+                store.put("e", b"1")
+                assert (tmp_path / url / "e").is_file()
+        (tmp_path / "run:1").mkdir()
+        assert not is_login("run:1@3") and is_login("run:2@3")
+
+    @pytest.mark.parametrize(
+        "url", [f"s3://{SECRET}@bucket", f"s3://:{SECRET}@bucket", f"gs://u:{SECRET}@bucket", f"az://u:{SECRET}@box"]
+    )
+    def test_credentials_that_would_be_passed_over(self, url: str) -> None:
+        with pytest.raises(UsageError, match=r"in front of its (bucket|account)") as caught:
+            open_store(url)
+        assert_no_secret(caught.value)
 
     @pytest.mark.parametrize("url", ["nosuch://a/b", "simplecache::s3://b/c", "zip://a::http://h/b.zip"])
     def test_protocols_that_nobody_serves(self, url: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 import signal
@@ -296,6 +297,26 @@ class TestHttp:
             with pytest.raises(UsageError):
                 open_store(bucket.url, options)
 
+    @pytest.mark.parametrize("status", ["400", "401", "403", "503"])
+    @pytest.mark.parametrize("is_s3", [False, True])
+    def test_an_object_store_says_what_is_wrong(self, bucket: Bucket, clock: Clock, status: str, is_s3: bool) -> None:
+        """Its code and message, and nothing that its answer repeats of us."""
+        options = {"key": "AKID", "secret": "1", "region_name": "here", "endpoint_url": bucket.url}
+        patience = clock.patience(deadline_seconds=0)
+        with open_store(*(("s3://bucket", options) if is_s3 else (bucket.url,)), patience=patience) as store:
+            bucket.faults[:] = [status]
+            with pytest.raises(TransportError, match=f"status {status} Told: You may not, it's ours") as caught:
+                store.get("a", most_bytes=MOST)
+        assert "hunter2" not in f"{caught.value} {caught.value.hint}"
+
+    @pytest.mark.parametrize("length", ["9" * 5000, "-1", "1e3", "0x10", "\xb2", ""])
+    def test_lengths_that_are_none(self, bucket: Bucket, clock: Clock, length: str) -> None:
+        bucket.objects["/a"] = b"12345"
+        bucket.faults[:] = [f"length {length}"]
+        store = open_store(bucket.url, patience=clock.patience(deadline_seconds=1))
+        with pytest.raises(TransportError):
+            store.get("a", most_bytes=MOST)
+
     @pytest.mark.parametrize("fault", ["403", "405"])
     def test_a_server_that_answers_no_head(self, bucket: Bucket, clock: Clock, fault: str) -> None:
         bucket.objects |= {"/a": b"12345", "/empty": b""}
@@ -316,6 +337,8 @@ class TestHttp:
         with pytest.raises(TransportError) as caught:
             open_store(bucket.url, patience=clock.patience(deadline_seconds=1)).get("a", most_bytes=MOST)
         assert to not in str(caught.value)
+        # Nothing is left open until somebody collects garbage.
+        gc.collect()
 
 
 class TestObjects:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -29,7 +29,7 @@ from dcr_cli.remote.keys import (
     manifest_key,
     payload_key,
 )
-from dcr_cli.remote.version import decode_version
+from dcr_cli.remote.version import decode_version, encode_version
 from dcr_cli.report import people, remotes
 from dcr_cli.show import show
 from dcr_cli.show_result import ShowAnchorResult, ShowResult
@@ -146,6 +146,15 @@ class TestShow:
         damage(published.objects, manifest_key(place(2)))
         with pytest.raises(DamagedError, match=r"manifest\.zst: is not the object that the commit names"):
             show(f"{published.url}@2")
+
+    def test_a_delta_that_starts_from_another_state(self, published: Published) -> None:
+        objects = published.objects
+        last = decode_version(objects.data(commit_key(4)), 4, "commit").version
+        assert last.delta is not None
+        other = replace(last, parts=replace(last.delta, base=last.target))
+        objects.set(commit_key(4), encode_version(other))
+        facts = [each.facts for each in verify_remote(published.url).damages]
+        assert "starts from another state than that of version 3" in facts
 
     def test_what_nobody_trusted_signed(self, published: Published) -> None:
         pytest.importorskip("cryptography")

@@ -17,6 +17,7 @@ _OTHER_FILES: tuple[tuple[bytes, str, str | None], ...] = (
     (b"<!doctype", "an HTML page", "download the file again"),
     (b"<html", "an HTML page", "download the file again"),
     (b"<?xml", "an XML document", "download the file again"),
+    (b"<error>", "an object store's error in XML", "download the file again"),
     (b"pk\x03\x04", "a zip file (PyTorch's own format is one)", None),
     (b"gguf", "a GGUF file", None),
     (b"\x28\xb5\x2f\xfd", "a zstd frame", None),

@@ -162,11 +162,11 @@ def path_of(text: str, name: str) -> Path:
     """The path that the argument `name` says; it is not looked at."""
     if not text:
         raise UsageError(name, "an empty path", hint=NOT_SET)
-    if "://" in text:
-        from dcr_cli.store.location import is_url
+    if "://" in text or "@" in text:
+        from dcr_cli.store.location import is_login, is_url
 
         # It may hold a password, and would be repeated with whatever goes wrong with such a path.
-        if is_url(text):
+        if is_url(text) or is_login(text):
             raise UsageError(name, "a path is expected, not an address", hint="dcr COMMAND --help has their order")
     if text.startswith("-----BEGIN "):
         raise UsageError(name, "a path is expected, not the text of a key", hint="give the file that the key is in")

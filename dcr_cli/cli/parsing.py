@@ -15,8 +15,8 @@ from dcr_cli.cli.options import Help, Version, commands, groups, with_common_opt
 from dcr_cli.cli.session import Session
 from dcr_cli.errors import DcrError, UsageError
 
-# An address, and all of a message that follows it: what is secret in it ends nowhere for sure.
-_ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://).*", re.DOTALL)
+# An address, or a user and a password, and all of a message that follows: what is secret in it ends nowhere for sure.
+_ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://).*|[^\s/'(]+:\S*@.*", re.DOTALL)
 
 
 def parse(given: list[str], session: Session) -> Callable[[], int] | None:

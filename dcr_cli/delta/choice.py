@@ -18,6 +18,8 @@ from dcr_cli.delta.huffman import HuffmanTable, build_table, table_bits
 from dcr_cli.delta.payload import CLASSES, DEFAULT_STATE, STATES_PER_CLASS
 
 SAMPLE_BLOCKS = 64
+# Of so many, counting one after the other takes less time than sorting them.
+FEW_SYMBOLS = 256
 # What the ends of a block's bit stream and section take, about.
 END_BITS = 16
 # floor(256 * log2((256 + i) / 256)), from exact integer powers.
@@ -120,22 +122,25 @@ def _symbol_counts(sample: Sample, encoding: Encoding) -> Counter[int]:
     counts: Counter[int] = Counter()
     for draft, load in sample:
         symbols: Elements = changes_of(draft, encoding, load)[1]
-        values, seen = np.unique(symbols, return_counts=True)
-        counts.update(dict(zip(values.tolist(), seen.tolist(), strict=True)))
+        if len(symbols) <= FEW_SYMBOLS:
+            counts.update(symbols.tolist())
+        else:
+            values, seen = np.unique(symbols, return_counts=True)
+            counts.update(dict(zip(values.tolist(), seen.tolist(), strict=True)))
     return counts
 
 
 def _context_bits(drafts: Sequence[ContextDraft | None]) -> int:
     """Bits of context blocks: their streams, and the entropy of what their states code, plain bits included."""
-    bins = np.zeros((CLASSES, STATES_PER_CLASS, 2), np.int64)
+    bins = np.zeros((CLASSES, STATES_PER_CLASS, 2), np.uint64)
     stream_bytes = 0
     for draft in drafts:
         assert draft is not None
         stream_bytes += len(draft.stream)
-        bins += draft.count_bins().astype(np.int64)
+        bins += draft.count_bins()
     # Of most states nothing was coded.
     pairs = bins.reshape(-1, 2)
-    seen: list[tuple[int, int]] = pairs[pairs.any(axis=1)].tolist()
+    seen: list[tuple[int, int]] = pairs[(pairs[:, 0] | pairs[:, 1]) > 0].tolist()
     entropy = sum(_log2_times(zeros + ones) - _log2_times(zeros) - _log2_times(ones) for zeros, ones in seen)
     return 8 * stream_bytes + entropy // 256 + sum(ones for _, ones in seen)
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dcr_cli.checkpoint.digest import State, blake3_text, object_digest, parse_blake3
-from dcr_cli.delta.document import COPY_DELTA, refuse_web_page
+from dcr_cli.delta.document import COPY_DELTA, refuse_text
 from dcr_cli.delta.line import BYTES_LIMIT, count, decode_line, encode_line, member, state_members, state_of
 from dcr_cli.delta.manifest import Manifest, decode_digests, decode_manifest
 from dcr_cli.delta.manifest_rules import PAYLOAD_COUNT_LIMIT
@@ -101,7 +101,7 @@ def open_digests(commit: Commit, manifest: Manifest, data: bytes, what: str) -> 
 
 
 def _check_object(data: bytes, size: int, blake3: bytes, what: str) -> None:
-    refuse_web_page(data, what)
+    refuse_text(data, what)
     if len(data) != size:
         raise DamagedError(what, f"has {len(data)} bytes, the commit names {size}", hint=COPY_DELTA)
     if object_digest(data) != blake3:

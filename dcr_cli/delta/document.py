@@ -36,6 +36,10 @@ Column = NDArray[Any]
 Columns = dict[str, Column]
 
 _TEXTS_AT_ONCE = 1 << 14
+# Of what came, how much tells what it is, and how pages begin.
+_START_BYTES = 256
+_PAGES = (b"<!doctype html", b"<html", b"<head", b"<!--", b"<title", b"<body", b"<script", b"<meta")
+_SEE_ANSWER = "fetch its address with curl or a browser, and read what the server says"
 _OTHER_VERSION = re.compile(r"dcr-[1-9][0-9]{0,8}")
 _DTYPES: dict[str, np.dtype[Any]] = {"U8": np.dtype("<u1"), "U32": np.dtype("<u4"), "U64": np.dtype("<u8")}
 _DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
@@ -58,10 +62,23 @@ def check_requires(value: object, what: str) -> None:
         raise UnsupportedError(what, f"requires {listed(value)}, unknown to this dcr", hint="it needs a newer dcr")
 
 
-def refuse_web_page(data: bytes, what: str) -> None:
-    """Say so when a server's error page stands in for a document."""
-    if data[:1] == b"<":
-        raise DamagedError(what, "looks like HTML, not like a part of a delta", hint="open its address in a browser")
+def refuse_answer(data: bytes, what: str) -> None:
+    """Say so when what servers tell of an error or a login stands in for a document: a page, XML, or pretty JSON."""
+    start = data[:_START_BYTES].lstrip().lower()
+    if start.startswith(b"<"):
+        looks = "HTML" if start.startswith(_PAGES) else "XML, in which object stores tell of an error"
+    elif start.startswith((b"{\n", b"{\r")):
+        looks = "JSON of several lines, in which web services tell of an error"
+    else:
+        return
+    raise DamagedError(what, f"looks like {looks}, not like a part of a delta", hint=_SEE_ANSWER)
+
+
+def refuse_text(data: bytes, what: str) -> None:
+    """The same of what has to be a zstd frame, as which no text begins: any JSON is refused too."""
+    refuse_answer(data, what)
+    if data[:1] == b"{":
+        raise DamagedError(what, "looks like JSON, not like a part of a delta", hint=_SEE_ANSWER)
 
 
 def encode_document(kind: str, columns: Mapping[str, Column]) -> tuple[bytes, bytes]:
@@ -79,7 +96,7 @@ def encode_document(kind: str, columns: Mapping[str, Column]) -> tuple[bytes, by
 
 def decode_document(kind: str, data: bytes, decoded_blake3: bytes | None, what: str) -> Columns:
     """Unpack a document of `kind`: its columns of U8, U32 and U64, views of one buffer. Others are left out."""
-    refuse_web_page(data, what)
+    refuse_text(data, what)
     try:
         decoded = decode_frame(data, stated_bytes(data, CONTENT_LIMIT, WINDOW_LIMIT), WINDOW_LIMIT)
     except ValueError as error:

@@ -11,7 +11,7 @@ from typing import Any
 
 from dcr_cli.checkpoint.digest import State, blake3_text, parse_blake3
 from dcr_cli.checkpoint.json_text import strict_json
-from dcr_cli.delta.document import COPY_DELTA, FORMAT, check_format, check_requires, refuse_web_page
+from dcr_cli.delta.document import COPY_DELTA, FORMAT, check_format, check_requires, refuse_answer
 from dcr_cli.errors import DamagedError
 
 COMMIT_LIMIT = 64 << 10
@@ -34,12 +34,16 @@ def encode_line(members: Mapping[str, Any], what: str, *, limit: int = COMMIT_LI
 
 def decode_line(data: bytes, what: str, *, limit: int = COMMIT_LIMIT, hint: str = COPY_DELTA) -> dict[str, Any]:
     """Decode a line and check its form, format and required features: its members."""
-    refuse_web_page(data, what)
+    refuse_answer(data, what)
     if len(data) > limit:
         raise DamagedError(what, f"has {len(data)} bytes, at most {limit} are allowed")
     document = strict_json(data, what, hint=hint)
     if not isinstance(document, dict):
         raise DamagedError(what, "is not a JSON object")
+    if "format" not in document:
+        raise DamagedError(
+            what, "is JSON that names no format, as a web service's error is: no document of dcr", hint=hint
+        )
     check_format(document.get("format"), what)
     check_requires(document.get("requires"), what)
     if not data.endswith(b"\n") or data.count(b"\n") > 1 or not _is_sorted(document):

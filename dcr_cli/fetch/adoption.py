@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from dcr_cli.errors import WrongBaseError
-from dcr_cli.fetch.anchors import read_anchor
 from dcr_cli.fetch.download import RemovedError, fetch_manifest
 from dcr_cli.fetch.held import Held, read_held, recorded_skips
 from dcr_cli.fetch.listing import Listing, listing_of_anchor, listing_of_manifest
@@ -17,6 +16,7 @@ from dcr_cli.fetch.situation import Situation
 from dcr_cli.fetch.source import Source, commits_between, require_version
 from dcr_cli.fetch.wish import Wish
 from dcr_cli.receiver.survey import open_root
+from dcr_cli.remote.documents import fetch_anchor
 from dcr_cli.remote.log import ADOPTED_VERSIONS
 from dcr_cli.remote.signing import Trust
 from dcr_cli.remote.version import Published
@@ -79,7 +79,7 @@ def list_files(source: Source, published: Published) -> Listing | None:
     """Which files a version has; None if that is not there any more."""
     commit = published.version.delta
     if commit is None:
-        anchor = read_anchor(source, published)
+        anchor = fetch_anchor(source.store, published, source.trust)
         return listing_of_anchor(anchor) if anchor is not None else None
     try:
         _, manifest = fetch_manifest(source.store, published, commit, None)

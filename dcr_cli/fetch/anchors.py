@@ -1,4 +1,4 @@
-"""Anchors as a receiver finds and fetches them (FORMAT 13.6): which versions have one, and the bytes of its files.
+"""The files of anchors as a receiver fetches them (FORMAT 13.6): the state that they make up, and their bytes.
 
 What becomes of the bytes is receiver/'s business.
 """
@@ -7,27 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dcr_cli.fetch.source import Source
 from dcr_cli.receiver.install.wanted import Wanted, WantedFile
-from dcr_cli.remote.anchor import ANCHOR_LIMIT, Anchor, open_anchor
-from dcr_cli.remote.keys import Place, anchor_file_key, anchor_key
-from dcr_cli.remote.version import Published
+from dcr_cli.remote.anchor import Anchor
+from dcr_cli.remote.keys import Place, anchor_file_key
 from dcr_cli.store.store import Store
 
 # So much of a range is in memory at a time.
 _PART_BYTES = 16 << 20
-
-
-def read_anchor(source: Source, published: Published) -> Anchor | None:
-    """Read the document of a version's anchor; None if it has none, or none that may be read.
-
-    DamagedError, or WrongBaseError, if it is not that of this version, or not signed as it has to be.
-    """
-    key = anchor_key(published.version.place)
-    data = source.store.get(key, most_bytes=ANCHOR_LIMIT, is_denied_absent=True)
-    if data is None:
-        return None
-    return open_anchor(published.version, data, f"{source.shown}/{key}", source.trust)
 
 
 def wanted_of(anchor: Anchor) -> Wanted:

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dcr_cli.errors import DamagedError, DcrError, NotFoundError, UnsupportedError, WrongBaseError
-from dcr_cli.fetch.anchors import read_anchor
 from dcr_cli.fetch.download import Documents, RemovedError, fetch_documents
 from dcr_cli.fetch.source import Source, commits_between, require_version
 from dcr_cli.fetch.spool import Spool
 from dcr_cli.fetch.way import Goal, Way, find_way, first_gap, is_worth_looking
 from dcr_cli.remote.anchor import Anchor
+from dcr_cli.remote.documents import fetch_anchor
 from dcr_cli.remote.version import Published
 
 
@@ -93,8 +93,10 @@ class Scout:
         for version in sorted(versions - self._asked, reverse=True):
             self._asked.add(version)
             published = self.commits.get(version)
+            if published is None:
+                continue
             try:
-                anchor = read_anchor(self._source, published) if published is not None else None
+                anchor = fetch_anchor(self._source.store, published, self._source.trust)
             except (DamagedError, WrongBaseError, UnsupportedError) as error:
                 self._faults.append(error)
                 continue

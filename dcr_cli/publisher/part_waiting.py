@@ -24,6 +24,7 @@ from dcr_cli.remote.part import (
 )
 from dcr_cli.remote.signing import Trust
 from dcr_cli.remote.version import Published, decode_version
+from dcr_cli.stopping import pause
 from dcr_cli.store.store import Store
 
 Found = TypeVar("Found")
@@ -37,7 +38,7 @@ class Patience:
 
     timeout_seconds: float
     clock: Callable[[], float] = time.monotonic
-    sleep: Callable[[float], None] = time.sleep
+    sleep: Callable[[float], None] = pause
 
     def wait(self, look: Callable[[], Found | None], missing: Callable[[], ConflictError]) -> Found:
         """Look again and again until something is found; the error that `missing` makes if time is up before."""

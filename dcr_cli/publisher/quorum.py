@@ -11,6 +11,7 @@ from dcr_cli.remote.acknowledgement import ACKNOWLEDGEMENT_KIND, read_acknowledg
 from dcr_cli.remote.keys import APPLIED, AcknowledgementPlace, acknowledgements_prefix, place_of_acknowledgement
 from dcr_cli.remote.signing import Trust
 from dcr_cli.remote.version import Version
+from dcr_cli.stopping import pause
 from dcr_cli.store.store import Store
 
 _FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 0.2, 5.0
@@ -29,7 +30,7 @@ class Quorum:
     timeout_seconds: float
     trust: Trust = field(default_factory=Trust)
     clock: Callable[[], float] = time.monotonic
-    sleep: Callable[[float], None] = time.sleep
+    sleep: Callable[[float], None] = pause
 
     def __post_init__(self) -> None:
         """Raise UsageError if there is nobody to wait for, or never can be as many."""

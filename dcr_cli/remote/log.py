@@ -15,14 +15,14 @@ from dcr_cli.errors import DamagedError, NotFoundError, WrongBaseError
 from dcr_cli.remote.history import read_history
 from dcr_cli.remote.keys import MOST_VERSION, commit_key
 from dcr_cli.remote.signing import Trust
-from dcr_cli.remote.version import COMMIT_KIND, Published, Version, decode_version
+from dcr_cli.remote.version import COMMIT_KIND, Published, check_follows, decode_version
 from dcr_cli.store.store import Store
 
 # So many commits are asked for at once.
 _AT_ONCE = 16
 # One of so many of the newest versions may be what a folder is at that nobody has said anything of.
 ADOPTED_VERSIONS = 64
-_TAMPERED = "the log was tampered with, or two were mixed"
+_REMOVED = "the log was tampered with: no commit is ever removed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,20 +132,12 @@ class Log:
             for first in range(published.version.number + 1, last + 1, _AT_ONCE):
                 numbers = range(first, min(first + _AT_ONCE, last + 1))
                 for number, following in zip(numbers, pool.map(self.read, numbers), strict=True):
+                    what = f"{self._store.shown}/{commit_key(number)}"
                     if following is None:
-                        what = f"{self._store.shown}/{commit_key(number)}"
-                        raise DamagedError(what, f"is not there, although version {last} is", hint=_TAMPERED)
-                    self._check_follows(found[-1].version, found[-1].blake3, following.version)
+                        raise DamagedError(what, f"is not there, although version {last} is", hint=_REMOVED)
+                    check_follows(found[-1], following.version, what)
                     found.append(following)
         return found[1:]
-
-    def _check_follows(self, before: Version, blake3: bytes, version: Version) -> None:
-        what = f"{self._store.shown}/{commit_key(version.number)}"
-        if version.previous != blake3:
-            facts = f"does not follow the commit of version {before.number} that is there"
-            raise DamagedError(what, facts, hint=_TAMPERED)
-        if version.delta is not None and version.delta.base != before.target:
-            raise DamagedError(what, f"starts from another state than that of version {before.number}")
 
     def _check_history(self, known: Known, history: str, seen_at: str) -> None:
         if known.history != history:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from dcr_cli.arguments import check_path
 from dcr_cli.checkpoint.names import shown
+from dcr_cli.delta.document import refuse_answer
 from dcr_cli.delta.line import COMMIT_LIMIT
 from dcr_cli.errors import DamagedError, LocalError, UnsupportedError, UsageError, WrongBaseError, hint_of
 
@@ -53,6 +54,7 @@ def split_signed(data: bytes, what: str, *, limit: int = COMMIT_LIMIT) -> Signed
 
     Those of an unknown kind are passed over. Whether the line is a document is its decoder's matter.
     """
+    refuse_answer(data, what)
     if len(data) > limit:
         raise DamagedError(what, f"has {len(data)} bytes, at most {limit} are allowed")
     at = data.find(b"\n") + 1

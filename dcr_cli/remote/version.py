@@ -28,6 +28,7 @@ from dcr_cli.remote.signing import MAX_SIGNATURES_BYTES, Signed, split_signed
 COMMIT_KIND = "commit"
 DELTA, ANCHOR = "delta", "anchor"
 _HINT = "see that the address is that of a remote"
+_TAMPERED = "the log was tampered with, or two were mixed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,20 @@ class Published:
     signed: Signed
     data: bytes
     blake3: bytes
+
+
+def is_next(before: Published, version: Version) -> bool:
+    """Whether a version names the commit before it as the one that it follows."""
+    return version.previous == before.blake3
+
+
+def check_follows(before: Published, version: Version, what: str) -> None:
+    """Raise DamagedError unless a version names the commit before it, and its delta starts from that one's state."""
+    number = before.version.number
+    if not is_next(before, version):
+        raise DamagedError(what, f"does not follow the commit of version {number} that is there", hint=_TAMPERED)
+    if version.delta is not None and version.delta.base != before.version.target:
+        raise DamagedError(what, f"starts from another state than that of version {number}")
 
 
 def encode_version(version: Version) -> bytes:

@@ -2,8 +2,8 @@
 
 A backend does one thing at a time, once: it neither retries nor checks what came. What its library raises it
 translates into these faults, or into a DcrError where no retry and no other reading could help. A fault's reason is
-written by us, from status codes and error codes: texts of libraries and servers hold addresses, queries and headers,
-and with them secrets.
+written by us, from status codes, error codes and messages of plain words: other texts of libraries and servers hold
+addresses, queries and headers, and with them secrets.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """One operation of a store: tried while that may help, and its fault turned into the error that people get.
 
-The error says which object, what happened, and what to do about it; nothing that a library or server said.
+The error says which object, what happened, and what to do about it; of what a library or server said no more than the
+fault does.
 """
 
 from __future__ import annotations

@@ -38,6 +38,7 @@ _ENVIRONMENT_KEYS = (
     "AWS_CONTAINER_CREDENTIALS_FULL_URI",
 )
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+_OPTIONS_HINT = "credentials come from the cloud's own tools, or by --storage-option"
 # What a profile says when its keys have to be asked for.
 _ASKING = ("sso_session", "sso_start_url", "role_arn", "credential_process", "credential_source")
 
@@ -59,6 +60,8 @@ def cloud_of(location: Location, options: Mapping[str, object], environment: Map
     if location.protocol in ("s3", "s3a"):
         return _s3(location, dict(options), environment)
     if location.protocol in ("gs", "gcs"):
+        if location.user is not None:
+            raise UsageError(location.shown, "has a user in front of its bucket", hint=_OPTIONS_HINT)
         settings = _renamed(options, _GCS_NAMES)
         match settings.get("application_credentials"):
             case "anon":
@@ -73,7 +76,9 @@ def cloud_of(location: Location, options: Mapping[str, object], environment: Map
 
 def _s3(location: Location, options: dict[str, object], environment: Mapping[str, str]) -> Cloud:
     settings = _renamed({**options, **_inner(location, options, "client_kwargs")}, _S3_NAMES)
-    if location.user is not None and location.password is not None:
+    if (not location.user) != (not location.password):
+        raise UsageError(location.shown, "has half of a key in front of its bucket", hint=_OPTIONS_HINT)
+    if location.user:
         settings |= {"access_key_id": location.user, "secret_access_key": location.password}
     named = settings.pop("profile", None)
     profile, is_asking = str(named or environment.get("AWS_PROFILE") or "default"), False
@@ -105,6 +110,8 @@ def _s3(location: Location, options: dict[str, object], environment: Mapping[str
 
 
 def _azure(location: Location, options: dict[str, object], environment: Mapping[str, str]) -> Cloud:
+    if location.password is not None:
+        raise UsageError(location.shown, "has a password in front of its account", hint=_OPTIONS_HINT)
     text = options.pop("connection_string", "")
     if not options and location.user is None:
         text = text or environment.get("AZURE_STORAGE_CONNECTION_STRING", "")

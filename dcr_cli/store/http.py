@@ -14,7 +14,9 @@ import socket
 import ssl
 import urllib.error
 import urllib.request
+import weakref
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from email.message import Message
 from typing import IO
 from urllib.parse import quote, urlsplit
@@ -33,12 +35,18 @@ from dcr_cli.store.backend import (
     Status,
     TransientError,
 )
+from dcr_cli.store.connections import Connections
 from dcr_cli.store.location import Location
+from dcr_cli.store.told import told_in
 
 TIMEOUT_SECONDS = 30.0
+# Of the page that comes with an error, how much is read.
+_MOST_READ_BYTES = 64 << 10
 _OPTIONS = ("username", "password", "token", "headers")
 _TRANSIENT = frozenset((408, 425, 429, 500, 502, 503, 504))
-_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
+# Longer numbers are none that an object has, and Python does not read all of them.
+_CONTENT_RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)")
+_LENGTH = re.compile(r"\d{1,18}", re.ASCII)
 # What a path that is given as an address may have as it is, % for what is written so already.
 _IN_PATHS = "/%:@!$&'()*+,;=~"
 _PAGE_NAMES = (".html", ".htm", ".xhtml")
@@ -51,6 +59,7 @@ class HttpBackend:
     can_create = False
 
     def __init__(self, location: Location, options: Mapping[str, object]) -> None:
+        self._connections = Connections()
         unknown = sorted(set(options) - set(_OPTIONS))
         if unknown:
             raise UsageError(location.shown, f"storage option {unknown[0]} is not one of {', '.join(_OPTIONS)}")
@@ -58,7 +67,9 @@ class HttpBackend:
         self._root = _address_of(location)
         self._query = f"?{location.query}" if location.query else ""
         self._headers = _headers_of(location, options)
-        self._opener = urllib.request.build_opener(_Redirects)
+        self._opener = _opener(self._connections)
+        # At the latest with this object, or at exit: urllib's parts know each other in a circle.
+        weakref.finalize(self, self._connections.close_idle)
 
     def read(self, key: str, begin: int, size: int | None) -> Answer:
         is_ranged = begin > 0 or size is not None
@@ -107,7 +118,7 @@ class HttpBackend:
         raise UnsupportedError(self._shown, "a web server lists nothing")
 
     def close(self) -> None:
-        pass
+        self._connections.close_idle()
 
     def _read_only(self) -> UnsupportedError:
         return UnsupportedError(self._shown, "over HTTP a remote can only be read", hint="name it by where it lies")
@@ -119,8 +130,11 @@ class HttpBackend:
             response: http.client.HTTPResponse = self._opener.open(request, timeout=TIMEOUT_SECONDS)
             return response
         except urllib.error.HTTPError as error:
-            with error:
-                fault = _fault_of(error.code, error.headers)
+            # What is read to its end leaves a connection that serves again: most often asked is what is not there.
+            page = b""
+            with error, suppress(OSError, http.client.HTTPException):
+                page = error.read(_MOST_READ_BYTES)
+            fault = _fault_of(error.code, error.headers, told_in(page.decode(errors="replace")))
         except (OSError, http.client.HTTPException) as error:
             fault = _broken(error)
         except ValueError:
@@ -128,10 +142,36 @@ class HttpBackend:
         raise fault
 
 
+def _opener(connections: Connections) -> urllib.request.OpenerDirector:
+    """What follows redirects and uses the proxies that the environment names, for http and https and nothing else."""
+    opener = urllib.request.OpenerDirector()
+    for handler in (
+        urllib.request.ProxyHandler(),
+        urllib.request.HTTPDefaultErrorHandler(),
+        _Redirects(),
+        urllib.request.HTTPErrorProcessor(),
+        connections,
+    ):
+        opener.add_handler(handler)
+    return opener
+
+
 class _Redirects(urllib.request.HTTPRedirectHandler):
     """Follows redirects, without credentials to another server, and never from https to http."""
 
     max_redirections = 5
+
+    def http_error_302(
+        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: http.client.HTTPMessage
+    ) -> IO[bytes] | None:
+        try:
+            return super().http_error_302(req, fp, code, msg, headers)
+        except ValueError:
+            # It leads to what is no address: nobody else closes what said so.
+            fp.close()
+            raise
+
+    http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
 
     def redirect_request(
         self,
@@ -244,7 +284,7 @@ def _check_kind(response: http.client.HTTPResponse, key: str) -> None:
 
 def _length(response: http.client.HTTPResponse) -> int | None:
     text = response.headers.get("Content-Length")
-    return int(text) if text is not None and text.isdecimal() else None
+    return int(text) if text is not None and _LENGTH.fullmatch(text.strip()) else None
 
 
 def _modified(response: http.client.HTTPResponse) -> float | None:
@@ -255,26 +295,28 @@ def _modified(response: http.client.HTTPResponse) -> float | None:
         return None
 
 
-def _fault_of(status: int, headers: Message) -> FaultError:
+def _fault_of(status: int, headers: Message, told: str) -> FaultError:
+    """What a status other than success means; `told` is what the page with it says, empty where that is not known."""
     if status in (404, 410):
         return AbsentError()
+    reason = f"status {status} {told}".rstrip()
     if status == 403:
-        return DeniedError("status 403")
+        return DeniedError(reason)
     if status in (401, 407):
-        return PermanentError(f"asks who we are (status {status})", hint="check the credentials")
+        return PermanentError(f"asks who we are ({reason})", hint="check the credentials")
     if status == 416:
         return OutsideError("ends before the range that was asked for")
     if status in _TRANSIENT:
         after = headers.get("Retry-After") or ""
-        return TransientError(f"answers with status {status}", after_seconds=float(after) if after.isdecimal() else 0.0)
+        return TransientError(f"answers with {reason}", after_seconds=float(after) if after.isdecimal() else 0.0)
     if status in (301, 302, 303, 307, 308):
         return PermanentError("redirects too often, or to nowhere")
-    return PermanentError(f"answers with status {status}")
+    return PermanentError(f"answers with {reason}")
 
 
 def _broken(error: OSError | http.client.HTTPException) -> FaultError:
     """What a broken connection is: all of it may pass, but a certificate that is not trusted."""
-    reason = getattr(error, "reason", error)
+    reason = error.reason if isinstance(error, urllib.error.URLError) else error
     if isinstance(reason, ssl.SSLCertVerificationError):
         return PermanentError("its certificate is not to be trusted")
     if isinstance(reason, http.client.InvalidURL):

@@ -15,6 +15,9 @@ from dcr_cli.errors import NOT_SET, UnsupportedError, UsageError
 _PROTOCOL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _CHAIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(://[^?#]*)?::[A-Za-z]")
 _ONE_SLASH = re.compile(r"(file|local|memory|https?|s3a?|gc?s|az|abfss?|sftp|ssh):/?(?!/)", re.IGNORECASE)
+# No path that is meant as one begins so: USER@HOST:PATH as scp and git have it, or a user and a password.
+_WITHOUT_SCHEME = re.compile(r"[^/\s]*@[^/]*:|[^/\s]*:.*@", re.DOTALL)
+_LOGIN = "sftp://user@host/path; a folder of such a name: ./NAME"
 _WITH_QUERY = frozenset(("http", "https"))
 # Where a user name is part of what the address means: an account there, or a container.
 _WITH_USER = frozenset(("sftp", "ssh", "abfs", "abfss"))
@@ -39,6 +42,13 @@ def is_url(text: str) -> bool:
     return _PROTOCOL.match(text) is not None
 
 
+def is_login(text: str) -> bool:
+    """Whether a text is an address with a user or a password and no protocol, and no path below what is there."""
+    first = text.partition("/")[0]
+    # Behind the last @ a version may stand: REMOTE@N.
+    return _WITHOUT_SCHEME.match(text) is not None and not any(map(os.path.lexists, (first, first.rpartition("@")[0])))
+
+
 def folder_of(url: str | os.PathLike[str]) -> str | None:
     """The local folder that a remote is; None if it is elsewhere."""
     location = locate(url)
@@ -58,6 +68,8 @@ def locate(url: str | os.PathLike[str]) -> Location:
             "remote", f"an address of {missed[1]} begins with {missed[1]}://", hint=f"a folder: ./{missed[1]}:"
         )
     if match is None:
+        if isinstance(url, str) and is_login(url):
+            raise UsageError("remote", "an address with a user has its protocol in front", hint=_LOGIN)
         return _folder(text, text)
     protocol = match.group(1).lower()
     if protocol in ("file", "local"):

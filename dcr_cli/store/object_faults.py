@@ -1,4 +1,4 @@
-"""What an error of obstore says, as a fault: by its class, and by the status and code that it quotes.
+"""What an error of obstore says, as a fault: by its class, and by the status, code and message that it quotes.
 
 Its text holds addresses, headers and bodies, so nothing else of it is passed on.
 """
@@ -25,11 +25,13 @@ from dcr_cli.store.backend import (
     PermanentError,
     TransientError,
 )
+from dcr_cli.store.told import code_in, told_in
 
 _STATUS = re.compile(r"status code: (\d{3})")
-_CODE = re.compile(r"<Code>(\w{1,64})</Code>")
 # The services that machines of a cloud get credentials from: asked when there are no others.
 _METADATA = re.compile(r"169\.254\.169\.254|169\.254\.170\.2|metadata\.google\.internal")
+# What an address says is no news of what happened: a name in it may be any word.
+_ADDRESS = re.compile(r"[a-z]+://[^\s\"'()<>]*")
 _NO_CREDENTIALS = "set those of the cloud; of a public bucket --storage-option anon=true, at Google token=anon"
 _NO_ROOT = frozenset(("NoSuchBucket", "ContainerNotFound"))
 _NOT_OUR_KEY = frozenset(
@@ -66,9 +68,9 @@ class RangeIgnoredError(FaultError):
 def fault_of(error: BaseError | FileNotFoundError) -> FaultError:
     """The fault that an error of obstore is."""
     text = str(error)
-    match, named = _STATUS.search(text), _CODE.search(text)
-    status, code = int(match[1]) if match else 0, named[1] if named else ""
-    reason = " ".join(filter(None, (f"status {status}" if status else "", code)))
+    match = _STATUS.search(text)
+    status, code = int(match[1]) if match else 0, code_in(text)
+    reason = " ".join(filter(None, (f"status {status}" if status else "", told_in(text))))
     if _METADATA.search(text):
         return PermanentError("found no credentials", hint=_NO_CREDENTIALS)
     if isinstance(error, AlreadyExistsError | PreconditionError):
@@ -86,7 +88,7 @@ def fault_of(error: BaseError | FileNotFoundError) -> FaultError:
         )
     if isinstance(error, PermissionDeniedError):
         return DeniedError(reason)
-    return _other_fault(text, status, code, reason)
+    return _other_fault(_ADDRESS.sub("", text), status, code, reason)
 
 
 def _other_fault(text: str, status: int, code: str, reason: str) -> FaultError:

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from importlib import import_module
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 import obstore
@@ -40,6 +40,7 @@ from dcr_cli.store.location import Location
 from dcr_cli.store.object_faults import RangeIgnoredError, TakenError, fault_of
 
 T = TypeVar("T")
+Heard = TypeVar("Heard")
 
 _STORES: dict[str, Callable[..., S3Store | GCSStore | AzureStore]] = {
     "S3": S3Store,
@@ -68,6 +69,8 @@ _MOST_PARTS = 9_000
 MOST_OBJECT_BYTES = 5 << 40
 _CONCURRENT_PARTS = 4
 _MOST_CONCURRENT_BYTES = 256 << 20
+# How long the library is waited for at a time.
+_TICK_SECONDS = 0.5
 
 # The process in which the library's threads run, from its first request on.
 _process: int | None = None
@@ -249,7 +252,16 @@ def _heard(call: Callable[[], T]) -> T:
             outcome.put(([], error))
 
     threading.Thread(target=work, daemon=True).start()
-    values, error = outcome.get()
+    values, error = _waited_for(outcome)
     if error is not None:
         raise error
     return values[0]
+
+
+def _waited_for(outcome: SimpleQueue[Heard]) -> Heard:
+    while True:
+        try:
+            # A signal that comes just before the wait begins does not end it.
+            return outcome.get(timeout=_TICK_SECONDS)
+        except Empty:
+            continue

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from dcr_cli.stopping import pause
 from dcr_cli.store.backend import PermanentError, TransientError
 
 T = TypeVar("T")
@@ -29,7 +30,7 @@ class Patience:
     first_wait_seconds: float = 0.2
     longest_wait_seconds: float = 15.0
     clock: Callable[[], float] = time.monotonic
-    sleep: Callable[[float], None] = time.sleep
+    sleep: Callable[[float], None] = pause
     dice: Callable[[], float] = random.random
 
 

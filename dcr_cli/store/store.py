@@ -184,7 +184,7 @@ class Store:
             try:
                 self._backend.write(key, source, size)
             except AbsentError:
-                # An upload in parts that the store has forgotten, or a folder that somesource removed.
+                # An upload in parts that the store has forgotten, or a folder that somebody removed.
                 raise TransientError("went away while it was written") from None
 
         self._calls.run(key, attempt)

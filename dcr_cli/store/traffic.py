@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+from dcr_cli.stopping import check, pause
 from dcr_cli.store.backend import Answer, Backend, Entry, Readable, Status
 
 # How long the limit may have been left unused for it to be used at once afterwards.
@@ -37,7 +38,7 @@ class Meter:
         limit_bytes_per_second: float | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
+        sleep: Callable[[float], None] = pause,
     ) -> None:
         if limit_bytes_per_second is not None and not limit_bytes_per_second > 0:
             raise ValueError(f"a limit of {limit_bytes_per_second} bytes per second lets nothing through")
@@ -136,6 +137,7 @@ class Metered:
 
     def _metered(self, chunks: Iterator[bytes]) -> Iterator[bytes]:
         for chunk in chunks:
+            check()
             self._meter.received(len(chunk))
             yield chunk
 
@@ -148,6 +150,7 @@ class _Sending:
         self._meter = meter
 
     def read(self, size: int, /) -> bytes:
+        check()
         part = self._data.read(size)
         self._meter.sending(len(part))
         return part

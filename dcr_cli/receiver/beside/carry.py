@@ -207,12 +207,14 @@ def _carry(old: Folder, receiver: Receiver, path: str, made: dict[str, os.stat_r
 
 
 def _carry_folder(old: Folder, new: Folder, path: str, made: dict[str, os.stat_result]) -> None:
-    """Have a folder and those above it, which are noted in `made` where they were not there."""
+    """Have a folder and those above it, as far as nothing else has their names; `made` notes which were not there."""
     parts = path.split("/")
     for count in range(1, len(parts) + 1):
         folder = "/".join(parts[:count])
-        status = old.status(folder)
-        if new.status(folder) is None and status is not None:
+        status, there = old.status(folder), new.status(folder)
+        if there is not None and not stat.S_ISDIR(there.st_mode):
+            return
+        if there is None and status is not None:
             new.make_folder(folder, PRIVATE_FOLDER_MODE)
             new.sync("/".join(parts[: count - 1]))
             made[folder] = status
