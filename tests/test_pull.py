@@ -719,6 +719,20 @@ class TestEnding:
         assert not [key for _, key in calls if key.startswith("versions/")]
         assert tree(root) == tree(remote.version(3))
 
+    def test_what_is_prepared_and_cannot_be_staged_is_no_fault_of_what_was_applied(self, tmp_path: Path) -> None:
+        remote = history(tmp_path / "remote", 2)
+        root = at(remote, 1, tmp_path / "r")
+        remote.publish(states(3)[2], prepare=True)
+        with wrapping(lambda backend: FlipsAByte(backend, "versions/0000000003-*/payloads/*", 300)):
+            result = pull(remote.url, root, receiver="a")
+            assert (result.from_version, result.version, result.changed, result.staged) == (1, 2, True, None)
+            assert isinstance(result.staging_error, DamagedError)
+            assert tree(root) == tree(remote.version(2)) and acknowledged(remote, 2, "a") is not None
+            result = pull(remote.url, root, receiver="a")
+            assert result.already and result.staging_error is not None
+        result = pull(remote.url, root, receiver="a")
+        assert (result.staged, result.staging_error) == (3, None)
+
     def test_a_hook_stays_due_until_it_can_run(self, five: History, tmp_path: Path) -> None:
         root = at(five, 3, tmp_path / "r")
         with pytest.raises(HookError):

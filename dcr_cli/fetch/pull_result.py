@@ -5,12 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dcr_cli.checkpoint.digest import State
+from dcr_cli.errors import DcrError
 from dcr_cli.fetch.way import Way
 
 
 @dataclass(frozen=True, slots=True)
 class PullResult:
     """What was done to `checkpoint`, which is now at `version` (or would be, if `dry_run`).
+
+    `version` is in place, whatever became of the next one: `staging_error` says why that, which is prepared, could not
+    be staged.
 
     `from_version` is the one it was at, None if that was none, or none that is known. `applied` are the versions that
     it went through, `way` whence their bytes came. `already`: it was there, nothing of it was written. `recovered`: a
@@ -37,6 +41,7 @@ class PullResult:
     downloaded_bytes: int
     reused_bytes: int = 0
     staged: int | None = None
+    staging_error: DcrError | None = None
     fetched_before_commit_bytes: int = 0
     foreign: tuple[str, ...] = ()
     previous: str | None = None

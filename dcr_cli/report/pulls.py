@@ -46,6 +46,8 @@ def _pull_facts(result: PullResult) -> Iterator[tuple[str, str]]:
         yield from _way_facts(result)
     if result.staged is not None:
         yield "staged", f"version {result.staged}, which is prepared"
+    if result.staging_error is not None:
+        yield "not staged", "what is prepared; the version that it is at is not concerned"
     if result.recovered:
         yield "note", "a change that had been stopped was finished first"
     if result.foreign:
