@@ -24,8 +24,8 @@ def arrival_lines(arrival: Arrival) -> Iterator[Line]:
     """One line for each version that a follower has come to."""
     result = arrival.result
     told = [f"{arrival.at} version {result.version}", f"{size(result.downloaded_bytes)} fetched"]
-    if arrival.since_commit_seconds is not None:
-        told.append(f"{arrival.since_commit_seconds:.1f} s after its commit")
+    if arrival.within_seconds is not None:
+        told.append(f"at most {arrival.within_seconds:.1f} s after its commit")
     if result.fetched_before_commit_bytes:
         payloads = max(arrival.payload_bytes, result.fetched_before_commit_bytes)
         told.append(f"{share(result.fetched_before_commit_bytes, payloads)} of its payloads before it")
