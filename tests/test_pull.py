@@ -7,7 +7,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatch
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from dcr_cli import advance as advance_module
 from dcr_cli.advance import advance
 from dcr_cli.apply import apply
 from dcr_cli.checkpoint.checkpoint import open_checkpoint
@@ -51,7 +52,7 @@ from dcr_cli.verify import verify
 from faults import StoppedError, stopped_at
 from pushed import History, history, states
 from receivers import fresh_copy, names_below, rich_tensors, tree
-from store_wrappers import Allows, FailsCall, FlipsAByte, KillsAtCall, Records, Truncates, wrapping
+from store_wrappers import Allows, FailsCall, FlipsAByte, KillsAtCall, Records, Truncates, Wrapped, wrapping
 from strategies import TensorData, tensor_of, write_checkpoint
 
 
@@ -97,6 +98,25 @@ def recorded_calls() -> Iterator[list[tuple[str, str]]]:
 
     with wrapping(wrap):
         yield calls
+
+
+@contextmanager
+def before_reading(*acts: tuple[str, Callable[[], object]]) -> Iterator[list[tuple[str, str]]]:
+    """Meanwhile something happens before an object whose key matches a pattern is read, once; the calls."""
+    left, calls = list(acts), list[tuple[str, str]]()
+
+    class Acts(Wrapped):
+        def called(self, name: str, key: str) -> None:
+            calls.append((name, key))
+            for pattern, act in left:
+                if name == "read" and fnmatch(key, pattern):
+                    left.remove((pattern, act))
+                    act()
+                    return
+
+    with wrapping(Acts):
+        yield calls
+    assert not left
 
 
 def at(history: History, number: int, path: Path) -> Path:
@@ -287,6 +307,79 @@ class TestGaps:
             pull(remote.url, root)
         assert tree(root) == tree(remote.version(1)) and version_of(root) == 1
 
+    def test_another_way_behind_an_anchor(self, tmp_path: Path) -> None:
+        """What goes after an anchor has come is gone around from there."""
+        remote = history(tmp_path / "remote", 3)
+
+        def prune_and_anchor() -> None:
+            remote.remove_delta(3)
+            remote.anchor(3)
+
+        with before_reading(("versions/0000000003-*/payloads/*", prune_and_anchor)):
+            result = pull(remote.url, tmp_path / "r", jobs=1)
+        assert (result.from_version, result.applied, result.version) == (None, (1, 3), 3)
+        assert result.way is not None and result.way.anchor == 3
+        assert tree(tmp_path / "r") == tree(remote.version(3)) and version_of(tmp_path / "r") == 3
+
+    @pytest.mark.parametrize("is_denied", [False, True])
+    @pytest.mark.parametrize("jobs", [1, 3])
+    def test_an_anchor_that_goes_while_it_is_fetched(self, tmp_path: Path, jobs: int, is_denied: bool) -> None:
+        """Where missing keys are denied, too."""
+        remote = history(tmp_path / "remote", 3)
+        remote.anchor(3)
+        rights = {"get": ["*"], "list": [] if is_denied else ["*"]}
+        with (
+            wrapping(lambda backend: Allows(backend, **rights)),
+            before_reading(("anchors/0000000003-*/files/*", lambda: remove_anchor(remote, 3))),
+        ):
+            result = pull(remote.url, tmp_path / "r", jobs=jobs)
+        assert result.applied == (1, 2, 3)
+        assert tree(tmp_path / "r") == tree(remote.version(3))
+        assert not list(tmp_path.glob(".r*"))
+
+    def test_an_anchor_that_goes_for_a_newer_one(self, tmp_path: Path) -> None:
+        """The way is looked for anew, to what is the newest then."""
+        remote = history(tmp_path / "remote", 2)
+
+        def overtake() -> None:
+            remote.publish(states(3)[2])
+            remote.anchor(3)
+            remove_anchor(remote, 1)
+
+        with before_reading(("anchors/0000000001-*/files/*", overtake)):
+            result = pull(remote.url, tmp_path / "r", jobs=1)
+        assert (result.applied, result.version) == ((3,), 3)
+        assert tree(tmp_path / "r") == tree(remote.version(3))
+
+    def test_the_only_anchor_goes_while_it_is_fetched(self, tmp_path: Path) -> None:
+        """It is said what happened, and nothing is there."""
+        remote = history(tmp_path / "remote", 2)
+        said = "no anchor from which version 2 can be reached; the anchor of version 1 was removed while it was fetched"
+        with (
+            before_reading(("anchors/0000000001-*/files/*", lambda: remove_anchor(remote, 1))),
+            pytest.raises(NotFoundError, match=said),
+        ):
+            pull(remote.url, tmp_path / "r", jobs=1)
+        assert not (tmp_path / "r").exists()
+
+    def test_ways_that_go_one_after_the_other_come_to_an_end(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        remote = history(tmp_path / "remote", 3)
+        for number in (2, 3):
+            remote.anchor(number)
+        monkeypatch.setattr(advance_module, "_MOST_WAYS", 2)
+        acts = [
+            (f"anchors/000000000{number}-*/files/*", functools.partial(remove_anchor, remote, number))
+            for number in (3, 1)
+        ]
+        with (
+            before_reading(*acts),
+            pytest.raises(WrongBaseError, match="the anchor of version 1 was removed while it was fetched"),
+        ):
+            pull(remote.url, tmp_path / "r", jobs=1)
+        assert pull(remote.url, tmp_path / "r", jobs=1).applied == (2, 3)
+
     def test_an_anchor_that_takes_less_than_the_deltas(self, tmp_path: Path) -> None:
         remote = History(tmp_path)
         for seed in range(4):
@@ -304,6 +397,16 @@ class TestGaps:
         result = pull(remote.url, root)
         assert result.applied == (3, 4) and result.way is not None and result.way.anchor == 3
         assert tree(root) == tree(remote.version(4))
+
+
+def remove_anchor(remote: History, number: int) -> None:
+    """Remove a version's anchor, as prune does: its document first."""
+    place = remote.commit(number).version.place
+    # Whatever a puller may do.
+    store = Store(MemoryBackend(remote.name), remote.url)
+    store.delete(f"anchors/{place}.json")
+    for entry in store.list(f"anchors/{place}/"):
+        store.delete(entry.key)
 
 
 class TestLogs:

@@ -48,6 +48,9 @@ def _pull_facts(result: PullResult) -> Iterator[tuple[str, str]]:
         yield "staged", f"version {result.staged}, which is prepared"
     if result.staging_error is not None:
         yield "not staged", "what is prepared; the version that it is at is not concerned"
+    if result.unreadable:
+        lost = amount(len(result.unreadable), "file")
+        yield "note", f"the disk did not give all of {lost}, fetched instead: {names(result.unreadable)}"
     if result.recovered:
         yield "note", "a change that had been stopped was finished first"
     if result.foreign:
