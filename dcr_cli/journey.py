@@ -130,6 +130,7 @@ class Journey:
         left = self._apply(spool, documents, keep_previous=self.wish.keep_previous)
         while left:
             with spool_of(self.path) as following:
+                # All of it has come along, where the file system lets it.
                 fetch_versions(store, following, left, effort)
                 left = self._apply(following, left, keep_previous=False)
 
@@ -140,16 +141,25 @@ class Journey:
         if self.wish.mode == ASIDE:
             deltas = list(split(deltas)[0])
         left = documents[len(deltas) :]
+        position = self._position(documents[len(deltas) - 1].published)
+
+        def prepare(folder: Path) -> None:
+            """What is left goes along; and whoever finds the link turned, and nothing more, knows what led there."""
+            if left:
+                with spool_of(folder) as other:
+                    spool.share([each.place for each in left], other)
+            note(folder, position)
+
         applied = apply_chain(
             deltas,
             self.path,
-            ApplyWay(self.wish.mode, keep_previous=keep_previous),
+            ApplyWay(self.wish.mode, keep_previous=keep_previous, before_seen=prepare),
             jobs=effort.jobs,
             progress=effort.progress,
             remote=self.source.shown,
         )
-        note(self.path, self._position(documents[len(deltas) - 1].published))
-        spool.keep([each.place for each in left])
+        note(self.path, position)
+        spool.keep([each.place for each in left] if applied.already else ())
         self._came_to(documents[: len(deltas)], applied.foreign, applied.previous)
         return left
 
@@ -162,6 +172,7 @@ class Journey:
             AnchorFetcher(self.source.store, published.version.place),
             self.source.shown,
             self.wish.effort,
+            before_seen=lambda folder: note(folder, position),
         )
         # What is in progress there could not be finished, or is what is gone on with.
         allowance = Allowance(repair=self.wish.is_repair or self.situation.is_marked)

@@ -22,6 +22,7 @@ from dcr_cli.checkpoint.checkpoint import open_checkpoint
 from dcr_cli.checkpoint.digest import blake3_text
 from dcr_cli.checkpoint.in_progress import is_incomplete
 from dcr_cli.commit import commit
+from dcr_cli.delta.output import COMMIT_NAME
 from dcr_cli.diff import diff
 from dcr_cli.durable import open_folder
 from dcr_cli.errors import (
@@ -49,7 +50,7 @@ from dcr_cli.store.memory import MemoryBackend
 from dcr_cli.store.retry import Patience
 from dcr_cli.store.store import Store
 from dcr_cli.verify import verify
-from faults import StoppedError, stopped_at
+from faults import StoppedError, stopped_at, watching
 from pushed import History, history, states
 from receivers import fresh_copy, names_below, rich_tensors, tree
 from store_wrappers import Allows, FailsCall, FlipsAByte, KillsAtCall, Records, Truncates, Wrapped, wrapping
@@ -119,6 +120,15 @@ def before_reading(*acts: tuple[str, Callable[[], object]]) -> Iterator[list[tup
     assert not left
 
 
+def in_passes(folder: Path, versions: int) -> History:
+    """A remote whose deltas do not go in one pass: each version leaves out other files."""
+    folder.mkdir()
+    remote = History(folder)
+    for number, state in enumerate(states(versions)):
+        remote.publish(state, skip=[f"none-{number}"])
+    return remote
+
+
 def at(history: History, number: int, path: Path) -> Path:
     """A receiver that was brought to a version."""
     pull(history.url, path, version=number, jobs=1)
@@ -177,6 +187,28 @@ class TestGoing:
         assert tree(link.resolve()) == tree(five.version(5))
         assert before.exists() == keep_previous
         assert len([path for path in tmp_path.iterdir() if not path.is_symlink()]) == 1 + keep_previous
+
+    @pytest.mark.parametrize("keep_previous", [True, False])
+    def test_aside_nothing_is_fetched_twice_however_often_the_link_is_turned(
+        self, tmp_path: Path, keep_previous: bool
+    ) -> None:
+        remote, link = in_passes(tmp_path / "remote", 5), tmp_path / "r"
+        pull(remote.url, link, version=1, mode="aside", jobs=1)
+        first, turns = link.resolve(), list[str]()
+
+        def watch(kind: str, path: str, other: str) -> None:
+            if kind == "rename" and other == str(link):
+                turns.append(os.readlink(path))
+
+        with recorded_calls() as calls, watching(watch):
+            result = pull(remote.url, link, mode="aside", keep_previous=keep_previous, jobs=1)
+        assert result.applied == (2, 3, 4, 5) and len(turns) == 4 and not result.reused_bytes
+        keys = [key for _, key in calls if key.startswith("versions/")]
+        assert len(keys) == len(set(keys)) and len([key for key in keys if "/payloads/" in key]) == 4
+        assert tree(link.resolve()) == tree(remote.version(5)) and version_of(link) == 5
+        assert result.previous == (str(first) if keep_previous else None)
+        assert "fetched" not in names_below(link.resolve() / ".dcr")
+        assert len(list(tmp_path.glob("r.dcr-*"))) == 1 + keep_previous
 
     @pytest.mark.parametrize("mode", ["replace", "in-place", "aside"])
     def test_tensors_that_come_go_and_change_their_names(self, tmp_path: Path, mode: str) -> None:
@@ -687,6 +719,27 @@ class TestStops:
             assert [path.name for path in place.iterdir() if not path.is_symlink()] == [link.resolve().name], number
             number += 17
 
+    def test_aside_in_passes_at_every_step(self, tmp_path: Path) -> None:
+        """Whatever was complete is not fetched again, on whichever side of the link the run was stopped."""
+        remote = in_passes(tmp_path / "remote", 3)
+        number, is_done = 0, False
+        while not is_done:
+            link = tmp_path / str(number) / "r"
+            link.parent.mkdir()
+            pull(remote.url, link, version=1, mode="aside", jobs=1)
+            run = functools.partial(pull, remote.url, link, mode="aside", jobs=1)
+            with recorded_calls() as calls:
+                is_done = stopped_at(number, run)
+                complete = {path.name for path in link.parent.glob("*/.dcr/fetched/*") if (path / COMMIT_NAME).exists()}
+                before = len(calls)
+                run()
+            again = {key.split("/")[1] for _, key in calls[before:] if "/payloads/" in key}
+            assert not again & complete, number
+            assert tree(link.resolve()) == tree(remote.version(3)) and version_of(link) == 3, number
+            assert "fetched" not in names_below(link.resolve() / ".dcr"), number
+            shutil.rmtree(link.parent)
+            number += 7
+
     @pytest.mark.parametrize("is_new", [True, False])
     def test_an_anchor_is_gone_on_with(self, three: History, tmp_path: Path, is_new: bool) -> None:
         """What had come is not fetched again; once it is marked, nothing more has to come."""
@@ -897,6 +950,46 @@ class TestTrust:
             assert pull(signed.url, root, trusted_keys=ours, repair=True).version == 3
             assert tree(root) == tree(signed.version(3))
             assert pull(signed.url, root, trusted_keys=ours).already
+
+    @pytest.mark.parametrize("way", ["new", "aside new", "aside by an anchor", "aside by deltas", "aside in passes"])
+    @pytest.mark.parametrize("is_trusted", [True, False])
+    def test_stopped_as_soon_as_it_can_be_seen(self, keys: Path, tmp_path: Path, way: str, is_trusted: bool) -> None:
+        """What it was built from is known by then, and from which keys."""
+        remote, path, ours = History(tmp_path / "remote", key=keys / "ours"), tmp_path / "r", [f"{keys}/ours.pub"]
+        remote.folder.mkdir()
+        for number, state in enumerate(states(3)):
+            remote.publish(state, skip=[f"none-{number if way == 'aside in passes' else 0}"])
+        mode = "aside" if "aside" in way else "replace"
+        run = functools.partial(pull, remote.url, path, mode=mode, receiver="a", jobs=1)
+        last = 1 if "new" in way else 2 if "passes" in way else 3
+        if "new" not in way:
+            run(version=1, trusted_keys=ours)
+        if way == "aside by an anchor":
+            remote.anchor(3)
+            remote.remove_delta(2)
+        with pytest.raises(StoppedError):
+            run_until_seen(path, functools.partial(run, trusted_keys=ours if is_trusted else ()))
+        assert tree(path.resolve()) == tree(remote.version(last))
+        if not is_trusted:
+            with pytest.raises(WrongBaseError, match="not known to be built from signed"):
+                run(trusted_keys=ours)
+        result = run(trusted_keys=ours if is_trusted else ())
+        assert (result.from_version, result.version) == (last, 3) and not result.adopted
+        assert tree(path.resolve()) == tree(remote.version(3)) and acknowledged(remote, 3, "a") is not None
+
+
+def run_until_seen(path: Path, run: Callable[[], object]) -> None:
+    """Run until something has got the name `path`, and no step further."""
+    is_over = False
+
+    def stop(kind: str, old: str, new: str) -> None:
+        nonlocal is_over
+        if is_over:
+            raise StoppedError
+        is_over = kind == "rename" and new == str(path)
+
+    with watching(stop):
+        run()
 
 
 class TestRepair:
