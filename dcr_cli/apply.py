@@ -7,7 +7,7 @@ receiver where it is, receiver/beside/ builds new folders.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -90,13 +90,17 @@ def apply(
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How deltas are to be applied; the members mean what the arguments of `apply` mean."""
+    """How deltas are to be applied; the members mean what the arguments of `apply` mean.
+
+    Aside, `before_seen` is called with each new folder when it is complete, before the link is turned to it.
+    """
 
     mode: str = REPLACE
     to: Path | None = None
     dry_run: bool = False
     keep_previous: bool = False
     view: View = field(default_factory=View)
+    before_seen: Callable[[Path], None] = lambda folder: None
 
 
 def apply_chain(
@@ -137,7 +141,7 @@ def apply_chain(
         keeps = [way.keep_previous, *(False for _ in targets[1:])]
         return joined(
             [
-                apply_aside(checkpoint, target, way.view, keep_previous=keep)
+                apply_aside(checkpoint, target, way.view, keep_previous=keep, before_seen=way.before_seen)
                 for target, keep in zip(targets, keeps, strict=True)
             ]
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import random
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -36,7 +37,7 @@ from dcr_cli.fetch.wish import Wish, make_wish
 from dcr_cli.finishing import finish
 from dcr_cli.receiver.change import REPLACE
 from dcr_cli.receiver.install.gather import Effort, Progress
-from dcr_cli.remote.hint import GIVEN_UP, STREAMING, read_hint
+from dcr_cli.remote.hint import GIVEN_UP, STREAMING, Hint, read_hint
 from dcr_cli.remote.keys import Place
 from dcr_cli.remote.log import Known
 from dcr_cli.remote.version import Published
@@ -62,12 +63,15 @@ _CHECK_EVERY = 16
 class Pace:
     """How long a follower waits between rounds: twice as long each time that nothing is new, by chance a little less.
 
-    `sleep` and `dice` (a number from 0 to 1) are there for tests.
+    What is being made counts as near for `patient_seconds` after it has moved last. `sleep`, `clock` and `dice` (a
+    number from 0 to 1) are there for tests.
     """
 
     shortest_seconds: float = 0.5
     longest_seconds: float = 10.0
+    patient_seconds: float = 60.0
     sleep: Callable[[float], None] = pause
+    clock: Callable[[], float] = time.monotonic
     dice: Callable[[], float] = random.random
 
     def wait(self, quiet_rounds: int) -> None:
@@ -80,13 +84,14 @@ class Pace:
 class Arrival:
     """A version that a follower has brought its receiver to.
 
-    `at` is when, for people; `since_commit_seconds` how long after its publisher said that it made the commit, by two
-    clocks, None if it did not say. Its payloads have `payload_bytes`.
+    `at` is when, for people. `within_seconds`: its commit was made at most so long before, by this host's clock alone:
+    it was not there yet when the log was looked at last; None if it never was before. Its payloads have
+    `payload_bytes`.
     """
 
     result: PullResult
     at: str
-    since_commit_seconds: float | None
+    within_seconds: float | None
     payload_bytes: int
 
 
@@ -143,6 +148,9 @@ class Follower:
     _source: Source | None = None
     _ahead: Ahead | None = None
     _refused: Place | None = None
+    _hint: Hint | None = None
+    _moved_at: float = 0.0
+    _looked_at: float | None = None
     _quiet: int = 0
     _rounds: int = 0
 
@@ -169,24 +177,28 @@ class Follower:
 
     def _round(self) -> Arrival | None:
         self._rounds += 1
-        own, source = self._own, self._source
+        own, source, begun_at = self._own, self._source, self.pace.clock()
         if own is not None and source is not None and self._rounds % _CHECK_EVERY:
             number = own.version.number
             if source.log.newest(number) == number:
+                self._looked_at = begun_at
                 self._look_ahead(source, own)
                 return None
         result = advance(self.store, self.path, self.wish)
         self._source = open_source(self.store, self.wish.trust, None) if source is None else source
         self._own = require_version(self._source, result.version)
-        if result.already:
-            return None
-        arrival = self._arrival(result, self._own)
-        self._ahead = None
+        arrival = self._arrival(result, self._own) if not result.already else None
+        # Whatever comes next came after this round began.
+        self._looked_at = begun_at
+        if arrival is not None:
+            self._ahead = None
         return arrival
 
     def _look_ahead(self, source: Source, own: Published) -> None:
         """Fetch what there is of the version that is being made, as its hint says; stage it if it is prepared."""
         hint = read_hint(source.store)
+        if hint is not None and hint != self._hint:
+            self._hint, self._moved_at = hint, self.pace.clock()
         if hint is None or hint.history != own.version.history or hint.place.version != own.version.number + 1:
             return
         if hint.state == GIVEN_UP:
@@ -200,9 +212,11 @@ class Follower:
             self._ahead = Ahead(own.version.history, hint.place, 2 * look(self.path).bytes + _SMALL_BYTES)
         with spool_of(self.path) as spool:
             if hint.state == STREAMING:
-                # While something is being made, its commit is near.
-                self._quiet = 0
-                self._ahead.fetch(source.store, spool)
+                if self._ahead.fetch(source.store, spool):
+                    self._moved_at = self.pace.clock()
+                # While something is being made, its commit is near; one who was stopped, or killed, makes nothing.
+                if self.pace.clock() - self._moved_at < self.pace.patient_seconds:
+                    self._quiet = 0
             elif hint.place != self._refused and not is_staged(spool, hint.place, self.wish):
                 self._ahead.fetch(source.store, spool)
                 try:
@@ -218,14 +232,12 @@ class Follower:
             stage(source, self.path, spool, prepared, self.wish)
 
     def _arrival(self, result: PullResult, published: Published) -> Arrival:
-        now = datetime.now(UTC)
+        now, within = datetime.now(UTC), None
+        if self._looked_at is not None:
+            within = self.pace.clock() - self._looked_at
         if self._ahead is not None and self._ahead.place == published.version.place:
             early = min(self._ahead.bytes, result.reused_bytes)
             result = replace(result, fetched_before_commit_bytes=early)
-        try:
-            since = (now - datetime.fromisoformat(published.version.created)).total_seconds()
-        except (ValueError, TypeError):
-            since = None
         delta = published.version.delta
         payload_bytes = delta.payload_bytes if delta is not None else 0
-        return Arrival(result, now.isoformat(timespec="milliseconds"), since, payload_bytes)
+        return Arrival(result, now.isoformat(timespec="milliseconds"), within, payload_bytes)

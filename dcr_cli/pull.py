@@ -12,6 +12,7 @@ from pathlib import Path
 
 from dcr_cli.advance import advance, stage_next
 from dcr_cli.arguments import check_apart, check_path
+from dcr_cli.errors import DcrError
 from dcr_cli.fetch.hook import DEFAULT_SECONDS
 from dcr_cli.fetch.pull_result import PullResult
 from dcr_cli.fetch.wish import Wish, make_wish
@@ -20,6 +21,7 @@ from dcr_cli.receiver.change import REPLACE
 from dcr_cli.receiver.install.gather import Effort, Progress
 from dcr_cli.store.location import folder_of
 from dcr_cli.store.opening import open_store
+from dcr_cli.store.store import Store
 from dcr_cli.work import threads
 
 __all__ = ["PullResult", "pull"]
@@ -51,7 +53,8 @@ def pull(
     and `keep_previous` are those of `apply`. With `trusted_keys` (as text or files) only what one of them has signed
     counts. `hook` is a shell command that runs when the bytes are in place; if it fails, the next pull runs it again.
     A `receiver`'s name is what it acknowledges the version by, signed with `receiver_key`; one that has a name also
-    stages the version after it, if that is prepared. Raises what `apply` raises,
+    stages the version after it, if that is prepared; what prevents that is no error of the pull: the result has it as
+    `staging_error`. Raises what `apply` raises,
     TransportError, NotFoundError (no remote, no such version), DamagedError, WrongBaseError (another state or history,
     a log that went backwards, a delta that is gone), HookError.
     """
@@ -74,7 +77,15 @@ def pull(
     is_recovered = finish(path, wish)
     with open_store(remote, storage_options, limit_bytes_per_second=limit_bytes_per_second) as store:
         result = replace(advance(store, path, wish), recovered=is_recovered)
-        return replace(result, staged=stage_next(store, path, wish)) if _stages(wish) else result
+        return _with_next(store, path, wish, result) if _stages(wish) else result
+
+
+def _with_next(store: Store, path: Path, wish: Wish, result: PullResult) -> PullResult:
+    """Stage what comes next, if it is prepared: the result with what became of that."""
+    try:
+        return replace(result, staged=stage_next(store, path, wish))
+    except DcrError as error:
+        return replace(result, staging_error=error)
 
 
 def _stages(wish: Wish) -> bool:

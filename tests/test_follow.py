@@ -50,6 +50,7 @@ class Scene:
     name: str = field(default_factory=lambda: uuid4().hex)
     told: list[DcrError] = field(default_factory=list)
     waits: list[float] = field(default_factory=list)
+    now: float = 1000.0
 
     def __post_init__(self) -> None:
         self.checkpoints = [
@@ -76,13 +77,14 @@ class Scene:
 
         def wait(seconds: float) -> None:
             self.waits.append(seconds)
+            self.now += seconds
             act = next(left, None)
             if act is None:
                 raise EndError
             act()
 
         store = Store(self.backend, "memory://remote", patience=Patience(deadline_seconds=0.0))
-        paces = Pace(sleep=wait, dice=lambda: 1.0, **pace)
+        paces = Pace(sleep=wait, clock=lambda: self.now, dice=lambda: 1.0, **pace)
         follower = Follower(store, self.root, wish or Wish(Effort(1, None)), self.told.append, paces)
         found = []
         try:
@@ -108,7 +110,26 @@ def test_each_version_comes_when_it_is_there(scene: Scene) -> None:
     assert [arrival.result.version for arrival in found] == [1, 2, 3]
     assert [arrival.result.from_version for arrival in found] == [None, 1, 2]
     assert tree(scene.root) == tree(scene.checkpoints[2])
-    assert found[1].since_commit_seconds is not None and found[1].at.endswith("+00:00")
+    assert found[1].at.endswith("+00:00")
+
+
+def test_how_long_after_its_commit_a_version_came_is_told_by_one_clock(scene: Scene) -> None:
+    """At most: since it was looked for last and was not there. What was there from the start tells nothing."""
+    found = scene.play([nothing, nothing, scene.publish, nothing, nothing], shortest_seconds=1.0)
+    assert [arrival.within_seconds for arrival in found] == [None, 4.0]
+
+
+def test_how_long_it_took_counts_from_before_what_went_wrong(scene: Scene) -> None:
+    """Nobody looked while the remote did not answer."""
+    faults = iter([False, False, True, True, *[False] * 100])
+
+    def fail(name: str, key: str) -> None:
+        if key == commit_key(2) and next(faults):
+            raise TransientError("did not answer")
+
+    scene.backend.called = fail  # type: ignore[method-assign]
+    found = scene.play([nothing, nothing, scene.publish, nothing], shortest_seconds=1.0)
+    assert [arrival.within_seconds for arrival in found] == [None, 1.0 + 2.0 + 4.0]
 
 
 def test_waits_grow_while_nothing_comes_and_are_short_after_news(scene: Scene) -> None:
@@ -144,6 +165,22 @@ def test_what_is_being_made_is_fetched_before_it_is_committed(scene: Scene) -> N
     assert not [key for _, key in scene.backend.calls if "/payloads/000000" in key]
     assert tree(scene.root) == tree(scene.checkpoints[1])
     assert "fetched" not in names_below(scene.root / ".dcr")
+
+
+def test_a_hint_that_nobody_goes_on_with_is_looked_at_less_often(scene: Scene) -> None:
+    """Whoever was killed leaves it; when something moves again, so does the follower."""
+
+    def again() -> None:
+        write_hint(scene.remote.store, Hint(HISTORY, place_of(2), STREAMING, "another time"))
+
+    hint = functools.partial(scene.remote.hint, 2, STREAMING)
+    put = functools.partial(scene.put_payloads, 2)
+    acts: list[Callable[[], object]]
+    acts = [nothing, hint, *[nothing] * 3, again, *[nothing] * 4, put, nothing, nothing]
+    scene.play(acts, shortest_seconds=1.0, longest_seconds=8.0, patient_seconds=3.0)
+    moved = [1.0] * 3
+    # What moves is seen after the wait in which it does.
+    assert scene.waits == [1.0, 2.0, *moved, 2.0, *moved, 2.0, 4.0, *moved, 2.0]
 
 
 def test_a_payload_that_is_not_what_the_commit_lists_is_fetched_again(scene: Scene) -> None:

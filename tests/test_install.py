@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import count
@@ -405,6 +406,64 @@ class TestFetching:
         bring(out, wanted_of(source), fetcher, jobs=2)
         assert [size for _, _, size in fetcher.asked] == [(source / "model.safetensors").stat().st_size - (1 << 26)]
         assert verify(out, against=source).matches
+
+
+class TestDiskThatFails:
+    """What cannot be read where it is, is fetched."""
+
+    @pytest.mark.parametrize("mode", ["replace", "aside"])
+    @pytest.mark.parametrize("jobs", [1, 3])
+    def test_ranges_that_are_lost(
+        self, tmp_path: Path, pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, mode: str, jobs: int
+    ) -> None:
+        root, source, name = fresh_copy(pair[1], tmp_path / "root"), FromFolder(pair[1]), shard_name(0, 2)
+        link = root
+        if mode == "aside":
+            link = tmp_path / "link"
+            link.symlink_to("root")
+        (root / "vocab.txt").write_bytes(b"lost")
+        with monkeypatch.context() as patched:
+            lose(patched, root / name, errno.EIO)
+            result = bring(link, wanted_of(pair[1]), source, mode=mode, jobs=jobs, known=(name,))
+        assert sorted(path for path, _, _ in source.asked) == [name, "vocab.txt"]
+        assert [begin for path, begin, _ in source.asked if path == name] == [RANGE]
+        assert result.unreadable == (name,)
+        check_at(link.resolve(), pair[1])
+
+    def test_that_fails_between_the_look_and_the_copy(
+        self, pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        root, source, name = pair[0], FromFolder(pair[1]), shard_name(0, 2)
+        shutil.copytree(pair[1], root, dirs_exist_ok=True)
+        wanted = wanted_of(pair[1])
+        flip(root / name, 0)
+
+        def fail(kind: str, path: str, other: str) -> None:
+            if kind == "create" and "whole-" in path:
+                lose(patched, root / name, errno.EIO)
+
+        with monkeypatch.context() as patched, watching(fail):
+            bring(root, wanted, source, known=tuple(tree(root)))
+        assert sorted(begin for path, begin, _ in source.asked if path == name) == [0, RANGE]
+        check_at(root, pair[1])
+
+    def test_what_is_not_the_disk_ends_it(self, pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+        """Too many open files say nothing of this one."""
+        lose(monkeypatch, pair[1] / shard_name(0, 2), errno.ENOMEM)
+        with pytest.raises(LocalError, match="cannot be read"):
+            bring(pair[1], wanted_of(pair[1]), Gone())
+
+
+def lose(patched: pytest.MonkeyPatch, path: Path, number: int) -> None:
+    """Have the second range of a file unreadable."""
+    inode, plain = path.stat().st_ino, os.preadv
+
+    def read(fd: int, buffers: Sequence[memoryview], offset: int) -> int:
+        if os.fstat(fd).st_ino == inode and RANGE <= offset < 2 * RANGE:
+            raise OSError(number, os.strerror(number))
+        return plain(fd, buffers, offset)
+
+    patched.setattr(os, "preadv", read)
 
 
 def with_file(wanted: Wanted, changed: str, **members: object) -> Wanted:

@@ -7,7 +7,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatch
 from pathlib import Path
@@ -15,12 +15,14 @@ from typing import Any
 
 import pytest
 
+from dcr_cli import advance as advance_module
 from dcr_cli.advance import advance
 from dcr_cli.apply import apply
 from dcr_cli.checkpoint.checkpoint import open_checkpoint
 from dcr_cli.checkpoint.digest import blake3_text
 from dcr_cli.checkpoint.in_progress import is_incomplete
 from dcr_cli.commit import commit
+from dcr_cli.delta.output import COMMIT_NAME
 from dcr_cli.diff import diff
 from dcr_cli.durable import open_folder
 from dcr_cli.errors import (
@@ -48,10 +50,10 @@ from dcr_cli.store.memory import MemoryBackend
 from dcr_cli.store.retry import Patience
 from dcr_cli.store.store import Store
 from dcr_cli.verify import verify
-from faults import StoppedError, stopped_at
+from faults import StoppedError, stopped_at, watching
 from pushed import History, history, states
 from receivers import fresh_copy, names_below, rich_tensors, tree
-from store_wrappers import Allows, FailsCall, FlipsAByte, KillsAtCall, Records, Truncates, wrapping
+from store_wrappers import Allows, FailsCall, FlipsAByte, KillsAtCall, Records, Truncates, Wrapped, wrapping
 from strategies import TensorData, tensor_of, write_checkpoint
 
 
@@ -97,6 +99,34 @@ def recorded_calls() -> Iterator[list[tuple[str, str]]]:
 
     with wrapping(wrap):
         yield calls
+
+
+@contextmanager
+def before_reading(*acts: tuple[str, Callable[[], object]]) -> Iterator[list[tuple[str, str]]]:
+    """Meanwhile something happens before an object whose key matches a pattern is read, once; the calls."""
+    left, calls = list(acts), list[tuple[str, str]]()
+
+    class Acts(Wrapped):
+        def called(self, name: str, key: str) -> None:
+            calls.append((name, key))
+            for pattern, act in left:
+                if name == "read" and fnmatch(key, pattern):
+                    left.remove((pattern, act))
+                    act()
+                    return
+
+    with wrapping(Acts):
+        yield calls
+    assert not left
+
+
+def in_passes(folder: Path, versions: int) -> History:
+    """A remote whose deltas do not go in one pass: each version leaves out other files."""
+    folder.mkdir()
+    remote = History(folder)
+    for number, state in enumerate(states(versions)):
+        remote.publish(state, skip=[f"none-{number}"])
+    return remote
 
 
 def at(history: History, number: int, path: Path) -> Path:
@@ -157,6 +187,28 @@ class TestGoing:
         assert tree(link.resolve()) == tree(five.version(5))
         assert before.exists() == keep_previous
         assert len([path for path in tmp_path.iterdir() if not path.is_symlink()]) == 1 + keep_previous
+
+    @pytest.mark.parametrize("keep_previous", [True, False])
+    def test_aside_nothing_is_fetched_twice_however_often_the_link_is_turned(
+        self, tmp_path: Path, keep_previous: bool
+    ) -> None:
+        remote, link = in_passes(tmp_path / "remote", 5), tmp_path / "r"
+        pull(remote.url, link, version=1, mode="aside", jobs=1)
+        first, turns = link.resolve(), list[str]()
+
+        def watch(kind: str, path: str, other: str) -> None:
+            if kind == "rename" and other == str(link):
+                turns.append(os.readlink(path))
+
+        with recorded_calls() as calls, watching(watch):
+            result = pull(remote.url, link, mode="aside", keep_previous=keep_previous, jobs=1)
+        assert result.applied == (2, 3, 4, 5) and len(turns) == 4 and not result.reused_bytes
+        keys = [key for _, key in calls if key.startswith("versions/")]
+        assert len(keys) == len(set(keys)) and len([key for key in keys if "/payloads/" in key]) == 4
+        assert tree(link.resolve()) == tree(remote.version(5)) and version_of(link) == 5
+        assert result.previous == (str(first) if keep_previous else None)
+        assert "fetched" not in names_below(link.resolve() / ".dcr")
+        assert len(list(tmp_path.glob("r.dcr-*"))) == 1 + keep_previous
 
     @pytest.mark.parametrize("mode", ["replace", "in-place", "aside"])
     def test_tensors_that_come_go_and_change_their_names(self, tmp_path: Path, mode: str) -> None:
@@ -287,6 +339,79 @@ class TestGaps:
             pull(remote.url, root)
         assert tree(root) == tree(remote.version(1)) and version_of(root) == 1
 
+    def test_another_way_behind_an_anchor(self, tmp_path: Path) -> None:
+        """What goes after an anchor has come is gone around from there."""
+        remote = history(tmp_path / "remote", 3)
+
+        def prune_and_anchor() -> None:
+            remote.remove_delta(3)
+            remote.anchor(3)
+
+        with before_reading(("versions/0000000003-*/payloads/*", prune_and_anchor)):
+            result = pull(remote.url, tmp_path / "r", jobs=1)
+        assert (result.from_version, result.applied, result.version) == (None, (1, 3), 3)
+        assert result.way is not None and result.way.anchor == 3
+        assert tree(tmp_path / "r") == tree(remote.version(3)) and version_of(tmp_path / "r") == 3
+
+    @pytest.mark.parametrize("is_denied", [False, True])
+    @pytest.mark.parametrize("jobs", [1, 3])
+    def test_an_anchor_that_goes_while_it_is_fetched(self, tmp_path: Path, jobs: int, is_denied: bool) -> None:
+        """Where missing keys are denied, too."""
+        remote = history(tmp_path / "remote", 3)
+        remote.anchor(3)
+        rights = {"get": ["*"], "list": [] if is_denied else ["*"]}
+        with (
+            wrapping(lambda backend: Allows(backend, **rights)),
+            before_reading(("anchors/0000000003-*/files/*", lambda: remove_anchor(remote, 3))),
+        ):
+            result = pull(remote.url, tmp_path / "r", jobs=jobs)
+        assert result.applied == (1, 2, 3)
+        assert tree(tmp_path / "r") == tree(remote.version(3))
+        assert not list(tmp_path.glob(".r*"))
+
+    def test_an_anchor_that_goes_for_a_newer_one(self, tmp_path: Path) -> None:
+        """The way is looked for anew, to what is the newest then."""
+        remote = history(tmp_path / "remote", 2)
+
+        def overtake() -> None:
+            remote.publish(states(3)[2])
+            remote.anchor(3)
+            remove_anchor(remote, 1)
+
+        with before_reading(("anchors/0000000001-*/files/*", overtake)):
+            result = pull(remote.url, tmp_path / "r", jobs=1)
+        assert (result.applied, result.version) == ((3,), 3)
+        assert tree(tmp_path / "r") == tree(remote.version(3))
+
+    def test_the_only_anchor_goes_while_it_is_fetched(self, tmp_path: Path) -> None:
+        """It is said what happened, and nothing is there."""
+        remote = history(tmp_path / "remote", 2)
+        said = "no anchor from which version 2 can be reached; the anchor of version 1 was removed while it was fetched"
+        with (
+            before_reading(("anchors/0000000001-*/files/*", lambda: remove_anchor(remote, 1))),
+            pytest.raises(NotFoundError, match=said),
+        ):
+            pull(remote.url, tmp_path / "r", jobs=1)
+        assert not (tmp_path / "r").exists()
+
+    def test_ways_that_go_one_after_the_other_come_to_an_end(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        remote = history(tmp_path / "remote", 3)
+        for number in (2, 3):
+            remote.anchor(number)
+        monkeypatch.setattr(advance_module, "_MOST_WAYS", 2)
+        acts = [
+            (f"anchors/000000000{number}-*/files/*", functools.partial(remove_anchor, remote, number))
+            for number in (3, 1)
+        ]
+        with (
+            before_reading(*acts),
+            pytest.raises(WrongBaseError, match="the anchor of version 1 was removed while it was fetched"),
+        ):
+            pull(remote.url, tmp_path / "r", jobs=1)
+        assert pull(remote.url, tmp_path / "r", jobs=1).applied == (2, 3)
+
     def test_an_anchor_that_takes_less_than_the_deltas(self, tmp_path: Path) -> None:
         remote = History(tmp_path)
         for seed in range(4):
@@ -304,6 +429,16 @@ class TestGaps:
         result = pull(remote.url, root)
         assert result.applied == (3, 4) and result.way is not None and result.way.anchor == 3
         assert tree(root) == tree(remote.version(4))
+
+
+def remove_anchor(remote: History, number: int) -> None:
+    """Remove a version's anchor, as prune does: its document first."""
+    place = remote.commit(number).version.place
+    # Whatever a puller may do.
+    store = Store(MemoryBackend(remote.name), remote.url)
+    store.delete(f"anchors/{place}.json")
+    for entry in store.list(f"anchors/{place}/"):
+        store.delete(entry.key)
 
 
 class TestLogs:
@@ -584,6 +719,27 @@ class TestStops:
             assert [path.name for path in place.iterdir() if not path.is_symlink()] == [link.resolve().name], number
             number += 17
 
+    def test_aside_in_passes_at_every_step(self, tmp_path: Path) -> None:
+        """Whatever was complete is not fetched again, on whichever side of the link the run was stopped."""
+        remote = in_passes(tmp_path / "remote", 3)
+        number, is_done = 0, False
+        while not is_done:
+            link = tmp_path / str(number) / "r"
+            link.parent.mkdir()
+            pull(remote.url, link, version=1, mode="aside", jobs=1)
+            run = functools.partial(pull, remote.url, link, mode="aside", jobs=1)
+            with recorded_calls() as calls:
+                is_done = stopped_at(number, run)
+                complete = {path.name for path in link.parent.glob("*/.dcr/fetched/*") if (path / COMMIT_NAME).exists()}
+                before = len(calls)
+                run()
+            again = {key.split("/")[1] for _, key in calls[before:] if "/payloads/" in key}
+            assert not again & complete, number
+            assert tree(link.resolve()) == tree(remote.version(3)) and version_of(link) == 3, number
+            assert "fetched" not in names_below(link.resolve() / ".dcr"), number
+            shutil.rmtree(link.parent)
+            number += 7
+
     @pytest.mark.parametrize("is_new", [True, False])
     def test_an_anchor_is_gone_on_with(self, three: History, tmp_path: Path, is_new: bool) -> None:
         """What had come is not fetched again; once it is marked, nothing more has to come."""
@@ -719,6 +875,20 @@ class TestEnding:
         assert not [key for _, key in calls if key.startswith("versions/")]
         assert tree(root) == tree(remote.version(3))
 
+    def test_what_is_prepared_and_cannot_be_staged_is_no_fault_of_what_was_applied(self, tmp_path: Path) -> None:
+        remote = history(tmp_path / "remote", 2)
+        root = at(remote, 1, tmp_path / "r")
+        remote.publish(states(3)[2], prepare=True)
+        with wrapping(lambda backend: FlipsAByte(backend, "versions/0000000003-*/payloads/*", 300)):
+            result = pull(remote.url, root, receiver="a")
+            assert (result.from_version, result.version, result.changed, result.staged) == (1, 2, True, None)
+            assert isinstance(result.staging_error, DamagedError)
+            assert tree(root) == tree(remote.version(2)) and acknowledged(remote, 2, "a") is not None
+            result = pull(remote.url, root, receiver="a")
+            assert result.already and result.staging_error is not None
+        result = pull(remote.url, root, receiver="a")
+        assert (result.staged, result.staging_error) == (3, None)
+
     def test_a_hook_stays_due_until_it_can_run(self, five: History, tmp_path: Path) -> None:
         root = at(five, 3, tmp_path / "r")
         with pytest.raises(HookError):
@@ -780,6 +950,46 @@ class TestTrust:
             assert pull(signed.url, root, trusted_keys=ours, repair=True).version == 3
             assert tree(root) == tree(signed.version(3))
             assert pull(signed.url, root, trusted_keys=ours).already
+
+    @pytest.mark.parametrize("way", ["new", "aside new", "aside by an anchor", "aside by deltas", "aside in passes"])
+    @pytest.mark.parametrize("is_trusted", [True, False])
+    def test_stopped_as_soon_as_it_can_be_seen(self, keys: Path, tmp_path: Path, way: str, is_trusted: bool) -> None:
+        """What it was built from is known by then, and from which keys."""
+        remote, path, ours = History(tmp_path / "remote", key=keys / "ours"), tmp_path / "r", [f"{keys}/ours.pub"]
+        remote.folder.mkdir()
+        for number, state in enumerate(states(3)):
+            remote.publish(state, skip=[f"none-{number if way == 'aside in passes' else 0}"])
+        mode = "aside" if "aside" in way else "replace"
+        run = functools.partial(pull, remote.url, path, mode=mode, receiver="a", jobs=1)
+        last = 1 if "new" in way else 2 if "passes" in way else 3
+        if "new" not in way:
+            run(version=1, trusted_keys=ours)
+        if way == "aside by an anchor":
+            remote.anchor(3)
+            remote.remove_delta(2)
+        with pytest.raises(StoppedError):
+            run_until_seen(path, functools.partial(run, trusted_keys=ours if is_trusted else ()))
+        assert tree(path.resolve()) == tree(remote.version(last))
+        if not is_trusted:
+            with pytest.raises(WrongBaseError, match="not known to be built from signed"):
+                run(trusted_keys=ours)
+        result = run(trusted_keys=ours if is_trusted else ())
+        assert (result.from_version, result.version) == (last, 3) and not result.adopted
+        assert tree(path.resolve()) == tree(remote.version(3)) and acknowledged(remote, 3, "a") is not None
+
+
+def run_until_seen(path: Path, run: Callable[[], object]) -> None:
+    """Run until something has got the name `path`, and no step further."""
+    is_over = False
+
+    def stop(kind: str, old: str, new: str) -> None:
+        nonlocal is_over
+        if is_over:
+            raise StoppedError
+        is_over = kind == "rename" and new == str(path)
+
+    with watching(stop):
+        run()
 
 
 class TestRepair:

@@ -55,6 +55,31 @@ def test_what_programs_read(remote: Path, tmp_path: Path, capsys: pytest.Capture
     assert document["way"]["anchor"] == 1 and document["downloaded_bytes"] > 0 and document["changed"] is True
 
 
+def test_what_could_not_be_staged_does_not_make_what_was_applied_look_failed(
+    remote: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is told apart: the result first, as of a pull that succeeded, then the error."""
+    root = tmp_path / "r"
+    push(publication(tmp_path, 3, states(3)[2]), remote, baseline=tmp_path / "baseline", prepare=True)
+    manifest = next(remote.glob("versions/0000000003-*/manifest.zst"))
+    manifest.write_bytes(bytes(manifest.stat().st_size))
+    assert run(remote, root, "--receiver", "a") == 0
+    out, err = capsys.readouterr()
+    assert out.startswith(f"done: {root} is at version 2") and "not staged" in out
+    assert err.startswith("dcr: ") and "manifest.zst" in err and err.count("\ndcr: ") == 0
+    assert "what is prepared was not staged" in err
+    assert list(remote.glob("acks/0000000002-*/a.applied"))
+    assert run(remote, root, "--receiver", "a", "--json") == 0
+    out, err = capsys.readouterr()
+    document = json.loads(out)
+    assert (document["ok"], document["version"], document["staged"]) == (True, 2, None)
+    assert document["staging_error"]["class"] == "DamagedError" and document["staging_error"]["retryable"] is False
+    assert document["staging_error"]["message"] in err
+    assert run(remote, root, "--receiver", "a", "-q") == 0
+    out, err = capsys.readouterr()
+    assert not out and "what is prepared was not staged" in err
+
+
 def test_exit_codes(remote: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = tmp_path / "r"
     assert run(tmp_path / "nothing", root) == 3

@@ -94,7 +94,12 @@ def pull(
 
     with session.progress() as progress:
         result = run(remote, place, version=version, repair=repair, dry_run=dry_run, progress=progress, **options)
-    return session.finish(result, lambda: pulls.pull_lines(result))
+    code = session.finish(result, lambda: pulls.pull_lines(result))
+    if result.staging_error is not None:
+        # The checkpoint is at its version all the same, and whoever goes on after this command may.
+        error = result.staging_error
+        session.complain(f"{error}; what is prepared was not staged", error.hint)
+    return code
 
 
 def _follow(session: Session, remote: str, checkpoint: str, options: dict[str, Any]) -> int:

@@ -79,19 +79,22 @@ class Session:
     def fail(self, failure: process.Failure) -> int:
         """Report what went wrong; an output that fails as well does not hide it."""
         if self.options.json:
-            error = {
-                "class": failure.error_class,
-                "message": failure.message,
-                "hint": failure.hint,
-                "retryable": failure.retryable,
-            }
+            from dcr_cli.report import documents
+
+            error = documents.of_error(
+                failure.error_class, failure.message, failure.hint, is_retryable=failure.retryable
+            )
             with suppress(OSError):  # The exit code and standard error still tell.
                 self._write_json(failure.exit_code, {"error": error, **failure.details})
         if failure.is_bug or os.environ.get("DCR_DEBUG") == "1":
             process.complain(failure.traceback)
         if failure.exit_code != process.CLOSED_PIPE:
-            process.complain(f"dcr: {failure.message}\n" + (f"hint: {failure.hint}\n" if failure.hint else ""))
+            self.complain(failure.message, failure.hint)
         return failure.exit_code
+
+    def complain(self, message: str, hint: str | None) -> None:
+        """Say on standard error what went wrong, and what helps."""
+        process.complain(f"dcr: {message}\n" + (f"hint: {hint}\n" if hint else ""))
 
     def _write_json(self, code: int, fields: dict[str, Any]) -> None:
         from dcr_cli.report import documents

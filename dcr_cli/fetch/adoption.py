@@ -8,9 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from dcr_cli.errors import WrongBaseError
-from dcr_cli.fetch.download import RemovedError, fetch_manifest
+from dcr_cli.fetch.download import fetch_manifest
 from dcr_cli.fetch.held import Held, read_held, recorded_skips
 from dcr_cli.fetch.listing import Listing, listing_of_anchor, listing_of_manifest
+from dcr_cli.fetch.losses import RemovedError
 from dcr_cli.fetch.position import Position
 from dcr_cli.fetch.situation import Situation
 from dcr_cli.fetch.source import Source, commits_between, require_version

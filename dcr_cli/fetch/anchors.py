@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from dcr_cli.errors import NotFoundError
+from dcr_cli.fetch.losses import RemovedError, is_gone
 from dcr_cli.receiver.install.wanted import Wanted, WantedFile
 from dcr_cli.remote.anchor import Anchor
 from dcr_cli.remote.keys import Place, anchor_file_key
+from dcr_cli.store.calls import RefusedError
 from dcr_cli.store.store import Store
 
 # So much of a range is in memory at a time.
@@ -23,7 +26,10 @@ def wanted_of(anchor: Anchor) -> Wanted:
 
 
 class AnchorFetcher:
-    """Fetches parts of the files of a version's anchor, in any number of threads; they are checked by whoever asks."""
+    """Fetches parts of the files of a version's anchor, in any number of threads; they are checked by whoever asks.
+
+    RemovedError if a file is gone.
+    """
 
     def __init__(self, store: Store, place: Place) -> None:
         self._store = store
@@ -32,4 +38,9 @@ class AnchorFetcher:
     def fetch(self, path: str, begin: int, size: int) -> Iterator[bytes]:
         key = anchor_file_key(self._place, path)
         for at in range(begin, begin + size, _PART_BYTES):
-            yield self._store.get_range(key, at, min(_PART_BYTES, begin + size - at))
+            try:
+                yield self._store.get_range(key, at, min(_PART_BYTES, begin + size - at))
+            except (NotFoundError, RefusedError) as error:
+                if not is_gone(self._store, key, error):
+                    raise
+                raise RemovedError(self._store.shown, self._place.version, is_anchor=True) from error

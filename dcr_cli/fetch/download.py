@@ -16,12 +16,14 @@ from dcr_cli.delta.document import CONTENT_LIMIT
 from dcr_cli.delta.manifest import Manifest, PayloadRow
 from dcr_cli.delta.output import DIGESTS_NAME, MANIFEST_NAME
 from dcr_cli.durable import NoRoomError
-from dcr_cli.errors import DamagedError, NotFoundError, WrongBaseError, size
+from dcr_cli.errors import DamagedError, NotFoundError, size
+from dcr_cli.fetch.losses import RemovedError, is_gone
 from dcr_cli.fetch.spool import Spool
 from dcr_cli.pool import run_all
 from dcr_cli.receiver.install.gather import Effort
 from dcr_cli.remote.keys import Place, digests_key, manifest_key, payload_key
 from dcr_cli.remote.version import Published
+from dcr_cli.store.calls import RefusedError
 from dcr_cli.store.store import Store
 
 T = TypeVar("T")
@@ -32,16 +34,6 @@ _OBJECT_LIMIT = 2 * CONTENT_LIMIT
 # What is written beside payloads and documents, and what the file system needs for it.
 _SLACK_BYTES = 1 << 20
 _AGAIN = "run the same command again; if it stays so, what the remote holds is damaged"
-
-
-class RemovedError(WrongBaseError):
-    """A version's delta is not there, or not there any more; another way may lead around it."""
-
-    def __init__(self, what: str, version: int) -> None:
-        self.version = version
-        super().__init__(
-            what, f"version {version} is missing", hint="run the same command again to look for another way"
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +167,9 @@ def _fetch_payload(store: Store, spool: Spool, payload: _Wanted) -> None:
 
     try:
         _twice(attempt)
-    except NotFoundError as error:
+    except (NotFoundError, RefusedError) as error:
+        if not is_gone(store, key, error):
+            raise
         raise RemovedError(store.shown, place.version) from error
     except DamagedError:
         spool.drop_payload(place, index)

@@ -15,7 +15,7 @@ from dcr_cli.checkpoint.in_progress import STATE_FOLDER
 from dcr_cli.durable import PRIVATE_FOLDER_MODE
 from dcr_cli.fetch.held import recorded
 from dcr_cli.fetch.hook import run_hook
-from dcr_cli.fetch.position import Position, position_at, write_position
+from dcr_cli.fetch.position import Position, position_at, read_position, write_position
 from dcr_cli.fetch.wish import Wish
 from dcr_cli.fetch.words import Word, say
 from dcr_cli.receiver.survey import open_root
@@ -38,14 +38,15 @@ def arrival_at(
 
 
 def note(path: Path, position: Position) -> None:
-    """Note, durably, where the receiver at `path` is, and what its record says that it has."""
+    """Note, durably, where the receiver at `path` is, and what its record says that it has, unless that is noted."""
     with open_root(path) as root:
         held = recorded(root)
         position = replace(position, held_files=held.files_digest if held is not None else None)
         if root.make_folder(STATE_FOLDER, PRIVATE_FOLDER_MODE, exist_ok=True):
             root.sync()
         with root.open_folder(STATE_FOLDER) as home:
-            write_position(home, position)
+            if read_position(home) != position:
+                write_position(home, position)
 
 
 def is_due(position: Position, wish: Wish) -> bool:

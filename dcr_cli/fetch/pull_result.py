@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dcr_cli.checkpoint.digest import State
+from dcr_cli.errors import DcrError
 from dcr_cli.fetch.way import Way
 
 
@@ -12,13 +13,17 @@ from dcr_cli.fetch.way import Way
 class PullResult:
     """What was done to `checkpoint`, which is now at `version` (or would be, if `dry_run`).
 
+    `version` is in place, whatever became of the next one: `staging_error` says why that, which is prepared, could not
+    be staged.
+
     `from_version` is the one it was at, None if that was none, or none that is known. `applied` are the versions that
     it went through, `way` whence their bytes came. `already`: it was there, nothing of it was written. `recovered`: a
     change that had been stopped was finished first. `adopted`: nothing said which version it was; its bytes did.
     `downloaded_bytes` came from the remote, all requests together; `reused_bytes` of payloads were there already,
     `fetched_before_commit_bytes` of them since before the version was committed. `staged`: a version that is prepared,
-    which the receiver is ready for. `foreign` files are no part of the checkpoint and were left. `previous` is the
-    folder that a link pointed at before, if it is left there.
+    which the receiver is ready for. `unreadable` files could not be read, and what they lacked was fetched. `foreign`
+    files are no part of the checkpoint and were left. `previous` is the folder that a link pointed at before, if it is
+    left there.
     """
 
     checkpoint: str
@@ -37,6 +42,8 @@ class PullResult:
     downloaded_bytes: int
     reused_bytes: int = 0
     staged: int | None = None
+    staging_error: DcrError | None = None
     fetched_before_commit_bytes: int = 0
+    unreadable: tuple[str, ...] = ()
     foreign: tuple[str, ...] = ()
     previous: str | None = None

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dcr_cli.errors import DamagedError, DcrError, NotFoundError, UnsupportedError, WrongBaseError
-from dcr_cli.fetch.download import Documents, RemovedError, fetch_documents
+from dcr_cli.fetch.download import Documents, fetch_documents
+from dcr_cli.fetch.losses import Losses, RemovedError
 from dcr_cli.fetch.source import Source, commits_between, require_version
 from dcr_cli.fetch.spool import Spool
 from dcr_cli.fetch.way import Goal, Way, find_way, first_gap, is_worth_looking
@@ -18,13 +19,16 @@ from dcr_cli.remote.version import Published
 
 
 class Scout:
-    """Looks for a way from a receiver's own version, if it has one, to a target; remembers what was there."""
+    """Looks for a way from a receiver's own version, if it has one, to a target; remembers what was there.
 
-    def __init__(self, source: Source, own: Published | None, target: int) -> None:
+    Around `losses` it looks for one from the start.
+    """
+
+    def __init__(self, source: Source, own: Published | None, target: int, losses: Losses) -> None:
         self.goal = Goal(own.version.number if own is not None else None, target)
         self.anchors: dict[int, Anchor] = {}
         self._source = source
-        self._missing: set[int] = set()
+        self._losses = losses
         self._faults: list[DcrError] = []
         self._asked: set[int] = set()
         first = own if own is not None and own.version.number <= target else None
@@ -57,23 +61,15 @@ class Scout:
         return way if way.anchor is None or self._has(way.anchor) else self.way(own_bytes)
 
     def documents(self, way: Way, spool: Spool | None) -> list[Documents]:
-        """Fetch the documents of a way's deltas; RemovedError if some are gone, and `way` then finds another one."""
+        """Fetch the documents of a way's deltas; RemovedError if some are gone."""
         found = []
         for version in way.deltas:
             published = self.commits[version]
             commit = published.version.delta
             if commit is None:
                 raise RemovedError(self._source.shown, version)
-            try:
-                found.append(fetch_documents(self._source.store, published, commit, spool))
-            except RemovedError as error:
-                self.miss(error.version)
-                raise
+            found.append(fetch_documents(self._source.store, published, commit, spool))
         return found
-
-    def miss(self, version: int) -> None:
-        """Note that the delta of a version is not there."""
-        self._missing.add(version)
 
     def _best(self) -> Way | None:
         deltas = {
@@ -87,7 +83,8 @@ class Scout:
             if published.version.delta is None and (number not in self._asked or number in self.anchors)
         }
         anchors |= {number: anchor.bytes for number, anchor in self.anchors.items()}
-        return find_way(self.goal, deltas, anchors, missing=self._missing)
+        left = {number: size for number, size in anchors.items() if number not in self._losses.anchors}
+        return find_way(self.goal, deltas, left, missing=self._losses.deltas)
 
     def _ask(self, versions: set[int]) -> None:
         for version in sorted(versions - self._asked, reverse=True):
@@ -128,10 +125,10 @@ class Scout:
             return self._faults[0]
         own, target = self.goal
         if own is None or own > target:
-            facts = f"no anchor from which version {target} can be reached"
+            facts = f"no anchor from which version {target} can be reached{self._losses.words}"
             return NotFoundError(self._source.shown, facts, hint=f"dcr anchor {self._source.shown} makes one")
-        gap = first_gap(self.goal, self._deltas(), self._missing)
-        facts = f"version {gap} is missing; no anchor at or after it"
+        gap = first_gap(self.goal, self._deltas(), self._losses.deltas)
+        facts = f"version {gap} is missing; no anchor at or after it{self._losses.words}"
         return WrongBaseError(self._source.shown, facts, hint=f"dcr anchor {self._source.shown} makes one")
 
     def _deltas(self) -> set[int]:

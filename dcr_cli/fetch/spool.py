@@ -95,6 +95,25 @@ class Spool:
                     self._folder.remove(f"{name}/{COMMIT_NAME}")
                 self._folder.remove_tree(name, missing_ok=True)
 
+    def share(self, places: Collection[Place], to: Spool) -> None:
+        """Have what is there of some versions in another spool too, where files can have second names."""
+        for place in places:
+            to.begin(place)
+            for folder in (f"{place}/{PAYLOADS_NAME}", str(place)):
+                if not self._share(folder, to):
+                    return
+                to._folder.sync(folder)
+
+    def _share(self, folder: str, to: Spool) -> bool:
+        """Give the files of a folder second names in another spool, a commit's last; False where that cannot be."""
+        with self._folder.open_folder(folder) as there:
+            names = sorted(there.names(), key=lambda name: name == COMMIT_NAME)
+        for path in (f"{folder}/{name}" for name in names if name != PAYLOADS_NAME):
+            to._folder.remove(path, missing_ok=True)
+            if not to._folder.link_file(self._folder, path, path):
+                return False
+        return True
+
     def begin(self, place: Place) -> None:
         """Make the folders of a version."""
         if self._folder.make_folder(str(place), PRIVATE_FOLDER_MODE, exist_ok=True):

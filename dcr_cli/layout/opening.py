@@ -35,7 +35,7 @@ def open_any(
     layout do not agree.
     """
     note = Path(root) / LAYOUT_NOTE
-    if layout is not None or note.is_file():
+    if layout is not None or os.path.isfile(note):
         return lay(open_shards(root, skip=skip, what=what), read_layout(layout or note), like)
     if is_sharded(root, skip=skip):
         shards = open_shards(root, skip=skip, what=what)
@@ -67,7 +67,7 @@ def forms_of(checkpoint: Checkpoint) -> dict[str, Form]:
 def layout_of(root: str | os.PathLike[str], *, like: Checkpoint | None, skip: Sequence[str] = ()) -> Layout:
     """The layout that shards say of themselves, or that was given to whoever changed them."""
     note = Path(root) / LAYOUT_NOTE
-    if note.is_file():
+    if os.path.isfile(note):
         return read_layout(note)
     shards = open_shards(root, skip=skip)
     return dcp_layout(shards, forms_of(like) if like is not None else None)

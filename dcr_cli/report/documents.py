@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
+from dcr_cli.errors import DcrError
+
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
@@ -21,6 +23,11 @@ def of_result(result: DataclassInstance, *, leave_out: tuple[str, ...] = ()) -> 
     return {name: _plain(getattr(result, name)) for name in fields}
 
 
+def of_error(name: str, message: str, hint: str | None, *, is_retryable: bool) -> dict[str, Any]:
+    """What programs are told of an error, whose class has this name."""
+    return {"class": name, "message": message, "hint": hint, "retryable": is_retryable}
+
+
 def to_text(document: Mapping[str, Any]) -> str:
     """Write a document as one line of ASCII: every locale and every log can hold it."""
     return json.dumps(document, ensure_ascii=True, allow_nan=False) + "\n"
@@ -29,6 +36,8 @@ def to_text(document: Mapping[str, Any]) -> str:
 def _plain(value: Any) -> Any:
     from dcr_cli.checkpoint.digest import State, blake3_text
 
+    if isinstance(value, DcrError):
+        return of_error(type(value).__name__, str(value), value.hint, is_retryable=value.retryable)
     if isinstance(value, State):
         return {"content": blake3_text(value.content), "files": blake3_text(value.files)}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

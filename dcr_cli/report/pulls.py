@@ -24,8 +24,8 @@ def arrival_lines(arrival: Arrival) -> Iterator[Line]:
     """One line for each version that a follower has come to."""
     result = arrival.result
     told = [f"{arrival.at} version {result.version}", f"{size(result.downloaded_bytes)} fetched"]
-    if arrival.since_commit_seconds is not None:
-        told.append(f"{arrival.since_commit_seconds:.1f} s after its commit")
+    if arrival.within_seconds is not None:
+        told.append(f"at most {arrival.within_seconds:.1f} s after its commit")
     if result.fetched_before_commit_bytes:
         payloads = max(arrival.payload_bytes, result.fetched_before_commit_bytes)
         told.append(f"{share(result.fetched_before_commit_bytes, payloads)} of its payloads before it")
@@ -46,6 +46,11 @@ def _pull_facts(result: PullResult) -> Iterator[tuple[str, str]]:
         yield from _way_facts(result)
     if result.staged is not None:
         yield "staged", f"version {result.staged}, which is prepared"
+    if result.staging_error is not None:
+        yield "not staged", "what is prepared; the version that it is at is not concerned"
+    if result.unreadable:
+        lost = amount(len(result.unreadable), "file")
+        yield "note", f"the disk did not give all of {lost}, fetched instead: {names(result.unreadable)}"
     if result.recovered:
         yield "note", "a change that had been stopped was finished first"
     if result.foreign:

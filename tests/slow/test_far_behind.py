@@ -1,4 +1,4 @@
-"""Receivers that are far behind, or far ahead: twenty versions in one pass, and a version before it is committed.
+"""Receivers that are far behind: twenty versions in one pass.
 
     DCR_MODEL_MB=200 scripts/test -s tests/slow/test_far_behind.py
 
@@ -7,54 +7,23 @@ DCR_MODEL_MB (16) is the size of the model. What is written is counted by the sy
 
 from __future__ import annotations
 
-import functools
-import json
-import os
-import signal
 import time
 from pathlib import Path
-from typing import Any
-from unittest import mock
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from dcr_cli.anchor import anchor
-from dcr_cli.delta.payload import PayloadWriter
-from dcr_cli.publisher import outgoing
 from dcr_cli.pull import pull
 from dcr_cli.push import push
 from dcr_cli.store.backend import Backend
+from models import MODEL_BYTES, new_model, train, write
 from receivers import tree
-from store_wrappers import Records, start_dcr, wrapping
-from strategies import TensorData, write_checkpoint
+from store_wrappers import Records, wrapping
 
-MODEL_BYTES = int(os.environ.get("DCR_MODEL_MB", "16")) * 1_000_000
-TENSORS, SHARDS, BEHIND = 16, 4, 20
+BEHIND = 20
 # How much more a pass may write than what it fetches and one copy of the model: in place, what changes is noted before.
 MOST = {"replace": 1.05, "in-place": 1.4}
-PAYLOADS, PUSH_SECONDS, ARRIVE_SECONDS = 24, 20, 120
-EARLY = 0.8
-
-Elements = list[NDArray[np.uint16]]
-
-
-def new_model(rng: np.random.Generator) -> Elements:
-    count = MODEL_BYTES // TENSORS // 2
-    return [(rng.standard_normal(count, np.float32).view(np.uint32) >> 16).astype("<u2") for _ in range(TENSORS)]
-
-
-def train(model: Elements, rng: np.random.Generator, share: float) -> None:
-    for tensor in model:
-        tensor += (rng.random(len(tensor), np.float32) < share).astype("<u2")
-
-
-def write(model: Elements, folder: Path) -> Path:
-    tensors: dict[str, TensorData] = {
-        f"layers.{number}.weight": ("BF16", (len(tensor),), tensor.tobytes()) for number, tensor in enumerate(model)
-    }
-    return write_checkpoint(folder, tensors, shards=SHARDS, sidecars={"config.json": b"{}"})
 
 
 def written_bytes() -> int:
@@ -97,46 +66,3 @@ def test_twenty_versions_in_one_pass(tmp_path: Path, mode: str, share: float, is
     assert pulled.downloaded_bytes < 1.05 * delta_bytes
     # Where an anchor's files come, they are what is fetched.
     assert written < MOST[mode] * (MODEL_BYTES + pulled.downloaded_bytes)
-
-
-def test_most_of_a_version_is_there_before_its_commit(tmp_path: Path) -> None:
-    """A publisher that is slow, as over a slow line, and a follower that has most of it before it exists."""
-    rng = np.random.default_rng(0)
-    model, remote, root = new_model(rng), tmp_path / "remote", tmp_path / "receiver"
-    push(write(model, tmp_path / "checkpoint"), remote, baseline=tmp_path / "baseline")
-    for tensor in model:
-        tensor[:] = rng.integers(0, 1 << 16, len(tensor), np.uint16)
-    checkpoint = write(model, tmp_path / "checkpoint")
-    small = functools.partial(PayloadWriter, data_limit=MODEL_BYTES // PAYLOADS)
-    log = tmp_path / "log"
-    with log.open("wb") as out, (tmp_path / "errors").open("wb") as errors:
-        follower = start_dcr("BACKEND", "pull", "--follow", "--json", remote, root, stdout=out, stderr=errors)
-        try:
-            wait_for_arrivals(log, 1)
-            with mock.patch.object(outgoing, "PayloadWriter", small):
-                push(
-                    checkpoint,
-                    remote,
-                    baseline=tmp_path / "baseline",
-                    limit_bytes_per_second=MODEL_BYTES // PUSH_SECONDS,
-                )
-            arrivals = wait_for_arrivals(log, 2)
-        finally:
-            follower.send_signal(signal.SIGTERM)
-            follower.wait()
-    arrival = arrivals[1]
-    early = arrival["result"]["fetched_before_commit_bytes"] / arrival["payload_bytes"]
-    print(f"\n{arrival['payload_bytes']:,} bytes of payloads, {early:.1%} of them before the commit;", end=" ")
-    print(f"arrived {arrival['at']}, {arrival['since_commit_seconds']:.1f} s after the push began")
-    assert tree(root) == tree(checkpoint)
-    assert early >= EARLY
-
-
-def wait_for_arrivals(log: Path, count: int) -> list[dict[str, Any]]:
-    end = time.monotonic() + ARRIVE_SECONDS
-    while True:
-        lines = log.read_bytes().split(b"\n")[:-1]
-        if len(lines) >= count:
-            return [json.loads(line) for line in lines]
-        assert time.monotonic() < end, log.with_name("errors").read_text()
-        time.sleep(0.05)

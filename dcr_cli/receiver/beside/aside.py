@@ -7,7 +7,7 @@ incomplete, and removed by the next.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -54,8 +54,12 @@ _PREVIOUS = "previous"
 _PREVIOUS_LIMIT = 1 << 30
 
 
-def apply_aside(path: Path, target: Target, view: View, *, keep_previous: bool) -> ApplyResult:
+def apply_aside(
+    path: Path, target: Target, view: View, *, keep_previous: bool, before_seen: Callable[[Path], None]
+) -> ApplyResult:
     """Build the target beside the folder that the link at `path` leads to, then turn the link in one step.
+
+    `before_seen` is called with the new folder between these two.
 
     The folder before is removed, with what is foreign in it carried over, if a run made it for this link; it stays if
     it is to be kept, may be in use by another name, or holds what cannot be carried over.
@@ -78,6 +82,7 @@ def apply_aside(path: Path, target: Target, view: View, *, keep_previous: bool) 
             result = nothing_done(str(path), ASIDE, job, exact=is_exact, foreign=found.foreign, dry_run=False)
             return replace(result, previous=kept, not_carried=tuple(not_carried))
         name, written = built
+        before_seen(parent.path / name)
         kept, left = take_over(old, link, parent.path / name, job.identities, keep_previous=keep_previous)
         files = changed_paths(plan)
         result = done(

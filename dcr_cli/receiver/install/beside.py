@@ -53,6 +53,7 @@ def install_new(out: Path, request: Request) -> InstallResult:
         with _building(parent, partial, request.wanted, NEW_FOLDER_MODE) as receiver:
             installation, site = _first(receiver, request)
             stock = installation.carry_out()
+            _show(receiver, request)
             _check_free(parent, out.name)
             parent.rename(partial, parent, out.name)
             parent.sync()
@@ -98,6 +99,12 @@ def _first(receiver: Receiver, request: Request) -> tuple[Installation, Site]:
     marker = begin(receiver, request.wanted)
     site = Site(receiver.root, sort_out(receiver.root, request.wanted, ()), is_marked=marker is not None)
     return Installation(receiver, request, site), site
+
+
+def _show(receiver: Receiver, request: Request) -> None:
+    """Have nothing to tidy up, and nothing to note, in a new folder that is about to be seen."""
+    receiver.clear()
+    request.before_seen(receiver.root.path)
 
 
 @contextmanager
@@ -184,6 +191,7 @@ def install_aside(path: Path, request: Request, allowance: Allowance, *, keep_pr
             parent.sync()
         gone = {*site.belongings.removed, *(file.path for file in wanted.files)}
         own = {path: identity for path, identity in site.belongings.present.items() if path in gone}
+        request.before_seen(parent.path / name)
         kept, left = take_over(old, link, parent.path / name, own, keep_previous=keep_previous)
         return replace(installation.done(result), previous=kept, not_carried=(*not_carried, *left))
 
@@ -232,6 +240,7 @@ def _install_first(path: Path, request: Request) -> InstallResult:
             claim_nothing(receiver.home)
             stock = installation.carry_out()
             parent.sync()
+            _show(receiver, request)
             make_link(link, parent, name, receiver.home)
         result = would_do(str(path), ASIDE, wanted, site, stock)
         return _made(installation.done(result), wanted)

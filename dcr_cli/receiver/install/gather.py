@@ -1,13 +1,15 @@
 """Gathers the bytes of wanted files: finds the ranges that are there already, copies those, fetches the others.
 
-A range counts only when it has its blake3. What is gathered lies in staged files, which may hold wrong ranges until all
-of theirs are right; giving them a name is here.py's matter.
+A range counts only when it has its blake3; one that the disk does not give is not there. What is gathered lies in
+staged files, which may hold wrong ranges until all of theirs are right; giving them a name is here.py's matter.
 """
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,13 +17,15 @@ from dcr_cli.checkpoint.digest import ObjectHasher
 from dcr_cli.checkpoint.folder import READ_AT_ONCE_BYTES, Files, Identity
 from dcr_cli.checkpoint.names import shown
 from dcr_cli.durable import File
-from dcr_cli.errors import DamagedError
+from dcr_cli.errors import DamagedError, LocalError
 from dcr_cli.pool import run_all
 from dcr_cli.receiver.install.wanted import Fetcher, Part, Wanted, parts_of
 
 Progress = Callable[[str, int, int], None]
 Range = tuple[int, int]
 _TRIES = 2
+# What the system says of bytes that are lost, by a disk or a file system that checks them.
+_DISK_FAILS = frozenset((errno.EIO, errno.EUCLEAN, errno.EBADMSG, errno.ENODATA, errno.EREMOTEIO))
 _SHOWN_DIGITS = 16
 
 
@@ -51,10 +55,12 @@ class Shelf:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A shelf, and which ranges of wanted files are right on it."""
+    """A shelf, and which ranges of wanted files are right on it. Of `unreadable` files, by number, the disk did not
+    give all."""
 
     shelf: Shelf
     right: frozenset[Range]
+    unreadable: frozenset[int] = frozenset()
 
     def is_whole(self, wanted: Wanted, file: int) -> bool:
         """Whether a file is the wanted one."""
@@ -116,6 +122,7 @@ def find_right(wanted: Wanted, shelf: Shelf, files: Iterable[int], effort: Effor
         if size is not None:
             parts += [part for part in parts_of(number, wanted.files[number]) if part.begin + part.size <= size]
     right: set[Range] = set()
+    unreadable: set[int] = set()
     done = _Count()
     with shelf.reader() as reader:
 
@@ -124,16 +131,20 @@ def find_right(wanted: Wanted, shelf: Shelf, files: Iterable[int], effort: Effor
 
             def work(part: Part) -> None:
                 hasher = ObjectHasher()
-                for _, data in _read(reader, shelf.paths[part.file], part, buffer):
-                    hasher.update(data)
-                    done.add(len(data))
+                try:
+                    for _, data in _read(reader, shelf.paths[part.file], part, buffer):
+                        hasher.update(data)
+                        done.add(len(data))
+                except _UnreadableError:
+                    unreadable.add(part.file)
+                    return
                 if hasher.digest() == part.blake3:
                     right.add((part.file, part.number))
 
             return work
 
         _run(parts, make_worker, effort, "check", done)
-    return Found(shelf, frozenset(right))
+    return Found(shelf, frozenset(right), frozenset(unreadable))
 
 
 class Gatherer:
@@ -151,7 +162,7 @@ class Gatherer:
         return self._fetched.bytes
 
     def copy(self, shelf: Shelf, parts: Sequence[Part]) -> list[Part]:
-        """Copy parts from a shelf: those that are not there any more as they were found."""
+        """Copy parts from a shelf: those that are not there any more as they were found, or cannot be read any more."""
         wrong: list[Part] = []
         done = _Count()
         with shelf.reader() as reader:
@@ -161,7 +172,7 @@ class Gatherer:
 
                 def work(part: Part) -> None:
                     hasher = ObjectHasher()
-                    with self._open_staged(part.file) as file:
+                    with self._open_staged(part.file) as file, suppress(_UnreadableError):
                         for offset, data in _read(reader, shelf.paths[part.file], part, buffer):
                             hasher.update(data)
                             file.write_at(offset, data)
@@ -212,11 +223,20 @@ class Gatherer:
         return DamagedError(f"file {shown(self._wanted.files[part.file].path)}", facts)
 
 
+class _UnreadableError(Exception):
+    """The disk fails where a part of a file lies: that is no reason to do without what can be fetched."""
+
+
 def _read(reader: Files, path: str, part: Part, buffer: memoryview) -> Iterator[tuple[int, memoryview]]:
     """Read a part of a file piece by piece: where each is, and its bytes, valid until the next is asked for."""
     for offset in range(part.begin, part.begin + part.size, len(buffer)):
         view = buffer[: part.begin + part.size - offset]
-        reader.read_path_into(path, offset, view)
+        try:
+            reader.read_path_into(path, offset, view)
+        except LocalError as error:
+            if not (isinstance(error.__cause__, OSError) and error.__cause__.errno in _DISK_FAILS):
+                raise
+            raise _UnreadableError from error
         yield offset, view
 
 

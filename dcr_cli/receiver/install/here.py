@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from dcr_cli.checkpoint.checkpoint import FileDigest
 from dcr_cli.checkpoint.digest import State
@@ -38,12 +39,16 @@ _ANY = State(bytes(32), bytes(32))
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a folder is to become, whence the bytes come, and what people call that place."""
+    """What a folder is to become, whence the bytes come, and what people call that place.
+
+    `before_seen` is called with a new folder when it is complete, before it gets its name or a link leads to it.
+    """
 
     wanted: Wanted
     fetcher: Fetcher
     origin: str
     effort: Effort
+    before_seen: Callable[[Path], None] = lambda folder: None
 
 
 def begin(receiver: Receiver, wanted: Wanted) -> Marker | None:

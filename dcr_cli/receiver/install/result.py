@@ -15,9 +15,9 @@ class InstallResult:
 
     `already`: it was at the target, nothing was written. `recovered`: a change that had been stopped was finished, or
     overtaken. `fetched_bytes` came from elsewhere, `reused_bytes` of the target were there. `room_bytes` have to be
-    free. `foreign` files are no part of the checkpoint and were left. `previous` is the folder that a link pointed at
-    before, if it is left there. `not_carried` are files of such a folder that could not be carried over, so that it was
-    not removed.
+    free. `unreadable` files could not be read where they were. `foreign` files are no part of the checkpoint and were
+    left. `previous` is the folder that a link pointed at before, if it is left there. `not_carried` are files of such a
+    folder that could not be carried over, so that it was not removed.
     """
 
     checkpoint: str
@@ -35,6 +35,7 @@ class InstallResult:
     foreign: tuple[str, ...]
     previous: str | None = None
     not_carried: tuple[str, ...] = ()
+    unreadable: tuple[str, ...] = ()
 
 
 def would_do(checkpoint: str, mode: str, wanted: Wanted, site: Site, stock: Stock) -> InstallResult:
@@ -54,4 +55,5 @@ def would_do(checkpoint: str, mode: str, wanted: Wanted, site: Site, stock: Stoc
         files_changed=tuple(wanted.files[number].path for number in stock.changed),
         files_removed=site.belongings.removed,
         foreign=site.belongings.foreign,
+        unreadable=tuple(wanted.files[number].path for number in sorted(stock.placed.unreadable)),
     )

@@ -1,0 +1,234 @@
+"""One way from where a receiver stands to a version, gone: fetched, and applied or installed.
+
+Which way that is fetch/scout.py says, and what is done if a part of it is gone is advance.py's decision; changing the
+checkpoint is that of apply.py and receiver/. Until the first change an error leaves the checkpoint as it was; stopped
+later, the next run finishes it, without the remote where it can.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from dcr_cli.apply import Way as ApplyWay, apply_chain
+from dcr_cli.delta.chain import split
+from dcr_cli.delta.delta import open_delta
+from dcr_cli.errors import ConflictError
+from dcr_cli.fetch.adoption import Standing
+from dcr_cli.fetch.anchors import AnchorFetcher, wanted_of
+from dcr_cli.fetch.download import Documents, fetch_versions
+from dcr_cli.fetch.ending import arrival_at, end, is_due, note
+from dcr_cli.fetch.held import leave_record
+from dcr_cli.fetch.position import Position
+from dcr_cli.fetch.pull_result import PullResult
+from dcr_cli.fetch.scout import Scout
+from dcr_cli.fetch.situation import Situation, look
+from dcr_cli.fetch.source import Source, signers_of
+from dcr_cli.fetch.spool import Spool, spool_of
+from dcr_cli.fetch.way import Way
+from dcr_cli.fetch.wish import Wish
+from dcr_cli.receiver.beside.folders import ASIDE
+from dcr_cli.receiver.install.here import Request
+from dcr_cli.receiver.install.install import Manner, install
+from dcr_cli.receiver.install.site import Allowance
+from dcr_cli.receiver.receiver import Receiver
+from dcr_cli.receiver.survey import open_root
+from dcr_cli.remote.version import Published
+
+
+@dataclass(slots=True)
+class Trip:
+    """What a run has done so far, perhaps on several ways, each from where the one before was given up.
+
+    `before_bytes` the store had received before, `start` is where it began.
+    """
+
+    before_bytes: int
+    start: Standing | None = None
+    applied: tuple[int, ...] = ()
+    reused_bytes: int = 0
+    foreign: tuple[str, ...] = ()
+    unreadable: tuple[str, ...] = ()
+    previous: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Journey:
+    """One way from where a receiver stands; what is done on it is noted in `trip`."""
+
+    source: Source
+    path: Path
+    wish: Wish
+    situation: Situation
+    standing: Standing
+    trip: Trip
+
+    def stay(self, own: Published) -> PullResult:
+        """Leave a receiver where it is; what is still due for that version is done, and it is noted if it was not."""
+        position = self._position(own)
+        noted = self.situation.position
+        if noted is not None and noted.known == position.known and not self.standing.is_adopted:
+            position = noted
+        is_noted = position == noted and self.situation.is_at_position
+        if not self.wish.dry_run and (not is_noted or is_due(position, self.wish)):
+            with self._locked():
+                self._adopt()
+                if not is_noted:
+                    note(self.path, position)
+                end(self.source.store, self.path, position, self.wish)
+        return self._result(own, None, self.trip.applied)
+
+    def go(self, scout: Scout) -> PullResult:
+        """Go to the version that a scout looks for by the best way there is; RemovedError if a part of it is gone."""
+        if self.wish.dry_run:
+            way = scout.way(self.situation.bytes)
+            scout.documents(way, None)
+            return self._result(scout.target, way, way.versions)
+        with self._locked() as spool:
+            way = scout.way(self.situation.bytes)
+            if spool is not None:
+                self._adopt()
+            documents = scout.documents(way, spool)
+            if spool is not None:
+                self._distrust()
+            if spool is not None and way.anchor is not None:
+                spool.expect(scout.commits[way.anchor])
+            elif spool is not None:
+                self._bring(spool, documents)
+        if way.anchor is not None:
+            self._install(scout, way.anchor)
+            with spool_of(self.path) as spool:
+                self._bring(spool, documents)
+        position = self._position(scout.target)
+        if is_due(position, self.wish):
+            with spool_of(self.path):
+                end(self.source.store, self.path, position, self.wish)
+        return self._result(scout.target, way, self.trip.applied)
+
+    @contextmanager
+    def _locked(self) -> Iterator[Spool | None]:
+        """Keep other pulls from a checkpoint that there is already."""
+        if self.situation.is_new:
+            yield None
+            return
+        with spool_of(self.path) as spool:
+            if look(self.path).position != self.situation.position:
+                facts = "was brought to another version by another dcr just now"
+                raise ConflictError(str(self.path), facts, hint="run the same command again")
+            yield spool
+
+    def _bring(self, spool: Spool, documents: list[Documents]) -> None:
+        """Fetch deltas, then apply them; aside, the link is turned as often as they need passes."""
+        store, effort = self.source.store, self.wish.effort
+        spool.keep([each.place for each in documents])
+        if not documents:
+            return
+        self.trip.reused_bytes += fetch_versions(store, spool, documents, effort)
+        left = self._apply(spool, documents, keep_previous=self.wish.keep_previous)
+        while left:
+            with spool_of(self.path) as following:
+                # All of it has come along, where the file system lets it.
+                fetch_versions(store, following, left, effort)
+                left = self._apply(following, left, keep_previous=False)
+
+    def _apply(self, spool: Spool, documents: list[Documents], *, keep_previous: bool) -> list[Documents]:
+        """Apply as many deltas as go at once, and note where the receiver is then: those that are left."""
+        effort = self.wish.effort
+        deltas = [open_delta(spool.path(each.place)) for each in documents]
+        if self.wish.mode == ASIDE:
+            deltas = list(split(deltas)[0])
+        left = documents[len(deltas) :]
+        position = self._position(documents[len(deltas) - 1].published)
+
+        def prepare(folder: Path) -> None:
+            """What is left goes along; and whoever finds the link turned, and nothing more, knows what led there."""
+            if left:
+                with spool_of(folder) as other:
+                    spool.share([each.place for each in left], other)
+            note(folder, position)
+
+        applied = apply_chain(
+            deltas,
+            self.path,
+            ApplyWay(self.wish.mode, keep_previous=keep_previous, before_seen=prepare),
+            jobs=effort.jobs,
+            progress=effort.progress,
+            remote=self.source.shown,
+        )
+        note(self.path, position)
+        spool.keep([each.place for each in left] if applied.already else ())
+        self._came_to(documents[: len(deltas)], applied.foreign, applied.previous)
+        return left
+
+    def _install(self, scout: Scout, version: int) -> None:
+        """Bring the receiver to the version of an anchor, of which what it has is not fetched, and note that."""
+        published = scout.commits[version]
+        position = self._position(published)
+        request = Request(
+            wanted_of(scout.anchors[version]),
+            AnchorFetcher(self.source.store, published.version.place),
+            self.source.shown,
+            self.wish.effort,
+            before_seen=lambda folder: note(folder, position),
+        )
+        # What is in progress there could not be finished, or is what is gone on with.
+        allowance = Allowance(repair=self.wish.is_repair or self.situation.is_marked)
+        installed = install(self.path, request, Manner(self.wish.mode, allowance, self.wish.keep_previous))
+        note(self.path, position)
+        self.trip.applied += (version,)
+        self.trip.unreadable = installed.unreadable
+        self._left(installed.foreign, installed.previous)
+
+    def _came_to(self, documents: list[Documents], foreign: tuple[str, ...], previous: str | None) -> None:
+        self.trip.applied += tuple(each.place.version for each in documents)
+        self._left(foreign, previous)
+
+    def _left(self, foreign: tuple[str, ...], previous: str | None) -> None:
+        """Note what a change has left alone; of the folders before, the first is the one that was there."""
+        self.trip.foreign = foreign
+        self.trip.previous = self.trip.previous or previous
+
+    def _adopt(self) -> None:
+        """Leave a record of what was read, so that it need not be read again; and nothing of what was stopped."""
+        if self.standing.held is not None and (self.standing.is_adopted or self.standing.held.read is not None):
+            with open_root(os.path.realpath(self.path)) as root, Receiver(root) as receiver:
+                leave_record(receiver, self.standing.held, self.standing.listing)
+
+    def _distrust(self) -> None:
+        """Note that what the receiver is built from is trusted by those alone who trust what comes now: should this be
+        stopped, whoever finishes it does not know how it came."""
+        noted = self.situation.position
+        if noted is not None:
+            keys = tuple(key for key in noted.trusted if bytes.fromhex(key) in self.wish.trust.keys)
+            if keys != noted.trusted:
+                note(self.path, replace(noted, trusted=keys))
+
+    def _position(self, published: Published) -> Position:
+        keys = signers_of(self.wish.trust, published)
+        return arrival_at(published, self.source.shown, keys, self.wish, self.situation.position)
+
+    def _result(self, published: Published, way: Way | None, applied: tuple[int, ...]) -> PullResult:
+        start = self.trip.start or self.standing
+        return PullResult(
+            checkpoint=str(self.path),
+            remote=self.source.shown,
+            mode=self.wish.mode,
+            from_version=start.own.version.number if start.own is not None else None,
+            version=published.version.number,
+            target=published.version.target,
+            applied=applied,
+            changed=bool(applied) and not self.wish.dry_run,
+            already=not applied,
+            recovered=False,
+            adopted=start.is_adopted,
+            dry_run=self.wish.dry_run,
+            way=way,
+            downloaded_bytes=self.source.store.traffic.received_bytes - self.trip.before_bytes,
+            reused_bytes=self.trip.reused_bytes,
+            unreadable=self.trip.unreadable,
+            foreign=self.trip.foreign,
+            previous=self.trip.previous,
+        )
