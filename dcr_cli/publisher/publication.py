@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
+from dcr_cli.checkpoint.digest import State
 from dcr_cli.delta.commit import Commit
 from dcr_cli.durable import Folder
 from dcr_cli.errors import ConflictError
@@ -20,6 +21,7 @@ from dcr_cli.publisher.outgoing import (
     Outgoing,
     Sending,
     SourceChangedError,
+    begin_anchor,
     drop_outgoing,
     note_prepared,
     read_sending,
@@ -59,13 +61,8 @@ class Publication:
         return self._log.history
 
     def find_head(self, position: Position | None, seen_at: str) -> Published | None:
-        """Read where the log stands: the newest version, which follows the one that was seen, if one was."""
-        if position is None:
-            newest = self._log.newest(0)
-            self.head = self._log.require(newest) if newest else None
-            return self.head
-        at = self._log.check_known(position.known, seen_at)
-        self.head = [at, *self._log.following(at, self._log.newest(position.version))][-1]
+        """Read where the log stands, and go on from there."""
+        self.head = find_head(self._log, position, seen_at)
         return self.head
 
     def find_own(self) -> Published | None:
@@ -85,15 +82,27 @@ class Publication:
     def sending(self) -> Sending:
         """What is sent now: what a stopped run was sending, if it follows the newest version, or a new one."""
         sending = read_sending(self._home)
-        is_next = sending is not None and (sending.place.version, sending.previous) == self._next
-        return sending if sending is not None and is_next and not self._is_given_up(sending) else self.new_sending()
+        if sending is None or (sending.place.version, sending.previous) != self._next:
+            return self.new_sending()
+        return self.new_sending() if was_prepared(self._home) and self._is_given_up(sending) else sending
 
     def _is_given_up(self, sending: Sending) -> bool:
         """Whether what was prepared is so no more. Receivers that have said they have it staged have it no longer, so
         that their word must not count for another attempt."""
-        if not was_prepared(self._home):
-            return False
         return self._store.stat(prepared_key(sending.place), is_denied_absent=True) is None
+
+    def _hint(self, place: Place, state: str) -> Hint:
+        return Hint(self.history, place, state, self._author.now())
+
+    def _begin(self, place: Place) -> None:
+        """Say what is being sent."""
+        write_hint(self._store, self._hint(place, STREAMING))
+
+    def anchor_sending(self, state: State) -> Sending:
+        """What is sent now of a version that is an anchor of this state."""
+        sending = begin_anchor(self._home, self.sending, state)
+        self._begin(sending.place)
+        return sending
 
     def new_sending(self) -> Sending:
         """A new version; what a stopped run was sending is dropped."""
@@ -109,9 +118,8 @@ class Publication:
     @contextmanager
     def outgoing(self, sending: Sending, jobs: int) -> Iterator[Outgoing]:
         """What a delta is written to, and sent from while it comes."""
-        announce = partial(write_hint, self._store, Hint(self.history, sending.place, STREAMING, self._author.now()))
         with Uploads(jobs) as uploads:
-            yield Outgoing(self._home, sending, self._store, uploads, announce)
+            yield Outgoing(self._home, sending, self._store, uploads, partial(self._begin, sending.place))
 
     def send(self, make: Callable[[Outgoing], Result], jobs: int) -> tuple[Outgoing, Result]:
         """Have a delta made, and send it while it comes.
@@ -137,7 +145,7 @@ class Publication:
         data = make_commit(self.history, place, self.head, parts, anchor=anchor, author=self._author)
         note_prepared(self._home)
         self._store.put(prepared_key(place), data)
-        write_hint(self._store, Hint(self.history, place, PREPARED, self._author.now()))
+        write_hint(self._store, self._hint(place, PREPARED))
         return len(data)
 
     def commit(self, place: Place, parts: Commit | AnchorParts, anchor: int) -> Committed:
@@ -149,3 +157,12 @@ class Publication:
             drop_outgoing(self._home)
             raise
         return Committed(published, outcome, len(data))
+
+
+def find_head(log: Log, position: Position | None, seen_at: str) -> Published | None:
+    """Read where a log stands: the newest version, which follows the one that was seen, if one was."""
+    if position is None:
+        newest = log.newest(0)
+        return log.require(newest) if newest else None
+    at = log.check_known(position.known, seen_at)
+    return [at, *log.following(at, log.newest(position.version))][-1]
