@@ -112,9 +112,10 @@ class Publisher:
     def begin(self) -> int:
         """Begin the version after the newest one: its number. One that was begun before is given up.
 
-        Raises NotFoundError (the remote holds no versions), WrongBaseError (the baseline is not at the newest one, or
-        nobody has signed that who is trusted), ConflictError (the baseline is in use), DamagedError, TransportError,
-        LocalError.
+        One that was prepared is not: as long as nobody has committed it, or given it up, that is ConflictError, and
+        begin can be called again then. Raises NotFoundError (the remote holds no versions), WrongBaseError (the
+        baseline is not at the newest one, or nobody has signed that who is trusted), ConflictError (the baseline is in
+        use), DamagedError, TransportError, LocalError.
         """
         self._leave()
         with ExitStack() as stack:
@@ -170,7 +171,7 @@ class Publisher:
         return self._result(version, made, ending, commit_bytes=done.commit_bytes, anchor=anchor)
 
     def prepare(self) -> PushResult:
-        """Send all but the commit, which `dcr commit` makes; the next `begin` finds out whether that happened."""
+        """Send all but the commit, which `dcr commit` makes, or gives up; then `begin` finds out which."""
         version = self._begun()
         made = self._finish(version)
         head, place = version.head, version.sink.place
@@ -211,6 +212,7 @@ class Publisher:
         if head is None:
             facts = f"holds no version of history {history.id} yet"
             raise NotFoundError(self._store.shown, facts, hint="dcr push CHECKPOINT makes the first one")
+        publication.check_decided()
         base = self._open_base(log, baseline, head)
         stack.callback(base.close)
         sink = stack.enter_context(publication.outgoing(publication.new_sending(), self._jobs))

@@ -274,8 +274,11 @@ class _Run:
         publication.head = head
         anchor = publication.anchor_before()
         if self._options.prepare:
+            publication.check_not_given_up(attempt.place)
             sent_bytes += publication.prepare(attempt.place, commit, anchor)
             return replace(done, ended=Ended("prepared"), sent_bytes=sent_bytes, delta_bytes=size)
+        # An earlier run may have prepared the same attempt.
+        publication.decide(attempt.place)
         committed = publication.commit(attempt.place, commit, anchor)
         with telling_published(committed.published):
             catch_up(self._store, self._baseline, committed.published, self._options.effort, self._options.trust)

@@ -201,6 +201,18 @@ def test_prepared(steps: list[Path], remote: Path, tmp_path: Path) -> None:
     assert build_all(remote, tmp_path / "scratch") == [tree(step) for step in steps[:3]]
 
 
+def test_prepared_and_given_up(steps: list[Path], remote: Path, tmp_path: Path) -> None:
+    """Its ranks agree on the place by the attempt, so another one has to be named."""
+    push(steps[0], remote)
+    results(all_ranks(steps[1], remote, 2, prepare=True))
+    assert not commit(remote, abort=True).committed
+    for prepare in (True, False):
+        outcome = one_rank(steps[1], remote, Rank(0, 2), prepare=prepare)
+        assert isinstance(outcome, ConflictError) and "given up" in str(outcome) and "--attempt" in str(outcome.hint)
+    results(all_ranks(steps[1], remote, 2, "again"))
+    assert build_all(remote, tmp_path / "scratch") == [tree(step) for step in steps[:2]]
+
+
 def test_only_signed_versions_are_followed(steps: list[Path], remote: Path, keys: tuple[Path, Path]) -> None:
     trusting: dict[str, Any] = {"sign_key": keys[0], "trusted_keys": [str(keys[0].with_suffix(".pub"))]}
     push(steps[0], remote, sign_key=keys[0])

@@ -463,6 +463,49 @@ def test_prepared_and_committed(steps: list[Path], remote: Path, place: Path, tm
 
 
 @pytest.mark.parametrize("kind", ["folder", "memory"])
+@pytest.mark.parametrize("is_restarted", [False, True])
+@pytest.mark.parametrize("is_committed", [False, True])
+def test_what_is_prepared_is_decided_before_the_next(
+    steps: list[Path], remote: Path, place: Path, tmp_path: Path, kind: str, is_restarted: bool, is_committed: bool
+) -> None:
+    push(steps[0], remote, baseline=place)
+    memory = arrays_of(steps[0])
+    baseline: Any = place if kind == "folder" else memory
+    home = None if kind == "folder" else tmp_path / "home"
+    with Publisher(remote, baseline, home=home) as publisher:
+        publisher.begin()
+        add_all(publisher, steps[1])
+        assert publisher.prepare().kind == "prepared"
+        if not is_restarted:
+            end_prepared(publisher, remote, is_committed)
+            assert publish(publisher, steps[2]).version == (3 if is_committed else 2)
+    if is_restarted:
+        with Publisher(remote, baseline, home=home) as publisher:
+            end_prepared(publisher, remote, is_committed)
+            if kind == "memory" and is_committed:
+                # What brings the arrays there was lost with the process.
+                with pytest.raises(WrongBaseError, match="is not at version 2") as caught:
+                    publisher.begin()
+                assert caught.value.hint is not None and "dcr pull" in caught.value.hint
+                assert {name: array.tobytes() for name, array in memory.items()} == tensors_of(steps[0])
+                return
+            assert publish(publisher, steps[2]).version == (3 if is_committed else 2)
+    found = {name: array.tobytes() for name, array in memory.items()} if kind == "memory" else tensors_of(place)
+    assert found == tensors_of(steps[2])
+    expected = [tree(step) for step in (steps if is_committed else [steps[0], steps[2]])[:3]]
+    assert build_all(remote, tmp_path / "scratch") == expected
+
+
+def end_prepared(publisher: Publisher, remote: Path, is_committed: bool) -> None:
+    """Have what was prepared committed, or given up; until then nothing can be begun."""
+    for _ in range(2):
+        with pytest.raises(ConflictError, match="version 2 is prepared") as caught:
+            publisher.begin()
+        assert caught.value.hint is not None and "dcr commit" in caught.value.hint
+    assert commit(remote, abort=not is_committed).committed == is_committed
+
+
+@pytest.mark.parametrize("kind", ["folder", "memory"])
 def test_published_but_the_baseline_is_not_moved(
     steps: list[Path], remote: Path, place: Path, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,7 @@ What a stopped run has left is taken over here. The baseline is moved by the cal
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from dcr_cli.publisher.outgoing import (
     was_prepared,
 )
 from dcr_cli.publisher.uploads import Uploads
+from dcr_cli.remote.decision import ABORT, COMMIT, decide, read_decision
 from dcr_cli.remote.hint import PREPARED, STREAMING, Hint, write_hint
 from dcr_cli.remote.keys import Place, new_id, prepared_key
 from dcr_cli.remote.log import Log
@@ -79,6 +81,16 @@ class Publication:
             drop_outgoing(self._home)
         return None
 
+    def check_decided(self) -> None:
+        """Raise ConflictError if this publisher has prepared a version which nobody has committed yet, or given up."""
+        sending = read_sending(self._home)
+        if sending is None or not was_prepared(self._home) or self._is_given_up(sending):
+            return
+        number = sending.place.version
+        facts = f"version {number} is prepared, and nobody has committed it or given it up"
+        hint = f"dcr commit {shlex.quote(self._store.shown)} {number}, or the same with --abort, comes first"
+        raise ConflictError(self._store.shown, facts, hint=hint)
+
     def sending(self) -> Sending:
         """What is sent now: what a stopped run was sending, if it follows the newest version, or a new one."""
         sending = read_sending(self._home)
@@ -89,7 +101,9 @@ class Publication:
     def _is_given_up(self, sending: Sending) -> bool:
         """Whether what was prepared is so no more. Receivers that have said they have it staged have it no longer, so
         that their word must not count for another attempt."""
-        return self._store.stat(prepared_key(sending.place), is_denied_absent=True) is None
+        if self._store.stat(prepared_key(sending.place), is_denied_absent=True) is None:
+            return True
+        return read_decision(self._store, self.history, sending.place) == ABORT
 
     def _hint(self, place: Place, state: str) -> Hint:
         return Hint(self.history, place, state, self._author.now())
@@ -149,14 +163,32 @@ class Publication:
         return len(data)
 
     def commit(self, place: Place, parts: Commit | AnchorParts, anchor: int) -> Committed:
-        """Make the version exist, all of which is sent. ConflictError if another one was faster with another state."""
+        """Make the version exist, all of which is sent. ConflictError if another one was faster with another state, or
+        if it was prepared before and is given up."""
         data = make_commit(self.history, place, self.head, parts, anchor=anchor, author=self._author)
         try:
+            if was_prepared(self._home):
+                self.decide(place)
             outcome, published = create_commit(self._store, self._log, data, place.version)
         except ConflictError:
             drop_outgoing(self._home)
             raise
         return Committed(published, outcome, len(data))
+
+    def decide(self, place: Place) -> None:
+        """Decide that a version which may be prepared is committed; ConflictError if it was given up."""
+        if decide(self._store, self.history, place, COMMIT) != COMMIT:
+            raise self._given_up(place)
+
+    def check_not_given_up(self, place: Place) -> None:
+        """Raise ConflictError if a version that is to be prepared was given up before."""
+        if read_decision(self._store, self.history, place) == ABORT:
+            raise self._given_up(place)
+
+    def _given_up(self, place: Place) -> ConflictError:
+        facts = f"version {place.version} was prepared and given up"
+        hint = "run the same command again, with another --attempt if one was given"
+        return ConflictError(self._store.shown, facts, hint=hint)
 
 
 def find_head(log: Log, position: Position | None, seen_at: str) -> Published | None:
