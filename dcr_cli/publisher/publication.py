@@ -17,6 +17,7 @@ from dcr_cli.delta.commit import Commit
 from dcr_cli.durable import Folder
 from dcr_cli.errors import ConflictError
 from dcr_cli.fetch.position import Position
+from dcr_cli.publisher.age import announce, is_begun, is_young, note_beginning
 from dcr_cli.publisher.committing import Author, Outcome, create_commit, make_commit, newest_anchor
 from dcr_cli.publisher.outgoing import (
     Outgoing,
@@ -30,7 +31,7 @@ from dcr_cli.publisher.outgoing import (
 )
 from dcr_cli.publisher.uploads import Uploads
 from dcr_cli.remote.decision import ABORT, COMMIT, decide, read_decision
-from dcr_cli.remote.hint import PREPARED, STREAMING, Hint, write_hint
+from dcr_cli.remote.hint import GIVEN_UP, PREPARED, STREAMING, Hint, write_hint
 from dcr_cli.remote.keys import Place, new_id, prepared_key
 from dcr_cli.remote.log import Log
 from dcr_cli.remote.version import AnchorParts, Published
@@ -92,11 +93,20 @@ class Publication:
         raise ConflictError(self._store.shown, facts, hint=hint)
 
     def sending(self) -> Sending:
-        """What is sent now: what a stopped run was sending, if it follows the newest version, or a new one."""
+        """What is sent now: what a stopped run was sending, if it follows the newest version and cannot be pruned by
+        now, or a new one."""
         sending = read_sending(self._home)
-        if sending is None or (sending.place.version, sending.previous) != self._next:
+        if sending is None or (sending.place.version, sending.previous) != self._next or not self._goes_on(sending):
             return self.new_sending()
-        return self.new_sending() if was_prepared(self._home) and self._is_given_up(sending) else sending
+        return sending
+
+    def _goes_on(self, sending: Sending) -> bool:
+        if not is_begun(self._home) or (was_prepared(self._home) and self._is_given_up(sending)):
+            return False
+        if is_young(self._home, announce(self._store, self._hint(sending.place, STREAMING))):
+            return True
+        write_hint(self._store, self._hint(sending.place, GIVEN_UP))
+        return False
 
     def _is_given_up(self, sending: Sending) -> bool:
         """Whether what was prepared is so no more. Receivers that have said they have it staged have it no longer, so
@@ -109,8 +119,8 @@ class Publication:
         return Hint(self.history, place, state, self._author.now())
 
     def _begin(self, place: Place) -> None:
-        """Say what is being sent."""
-        write_hint(self._store, self._hint(place, STREAMING))
+        """Say what is being sent, and since when."""
+        note_beginning(self._home, announce(self._store, self._hint(place, STREAMING)))
 
     def anchor_sending(self, state: State) -> Sending:
         """What is sent now of a version that is an anchor of this state."""
