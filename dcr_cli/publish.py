@@ -223,7 +223,8 @@ class Publisher:
     def _open_base(self, log: Log, baseline: Baseline, head: Published) -> Base:
         if self._memory is not None:
             return self._memory.open(self._store, head, self._jobs)
-        if not (baseline.has_checkpoint and knows_its_version(baseline, log, head, self._store.shown)):
+        is_known = baseline.has_checkpoint and knows_its_version(baseline, log, head, self._store.shown, self._trust)
+        if not is_known:
             facts = f"is no baseline that is at a version of {self._store.shown}"
             hint = f"dcr push CHECKPOINT {self._store.shown} --baseline {baseline.path} makes one"
             raise WrongBaseError(str(baseline.path), facts, hint=hint)

@@ -179,7 +179,8 @@ class _Run:
         if self._baseline is not None and position is None:
             newest = self._log.newest(0)
             if newest and self._baseline.has_checkpoint:
-                knows_its_version(self._baseline, self._log, self._log.require(newest), self._store.shown)
+                head = self._log.require(newest)
+                knows_its_version(self._baseline, self._log, head, self._store.shown, self._options.trust)
             position = self._baseline.position()
         if position is None:
             facts = f"is no baseline that is at a version of {self._store.shown}"

@@ -902,6 +902,23 @@ def test_only_signed_versions_are_followed(steps: list[Path], remote: Path, keys
     push(steps[2], remote, **own)
 
 
+@pytest.mark.parametrize("way", ["its note", "no note", "no baseline"])
+def test_a_baseline_is_brought_over_what_was_signed(
+    steps: list[Path], remote: Path, tmp_path: Path, keys: tuple[Path, Path], way: str
+) -> None:
+    trusting: dict[str, Any] = {"trusted_keys": [str(keys[0].with_suffix(".pub"))], "baseline": tmp_path / "own"}
+    theirs: dict[str, Any] = {"sign_key": keys[0], "baseline": tmp_path / "theirs"}
+    push(steps[0], remote, **theirs)
+    if way != "no baseline":
+        fresh_copy(tmp_path / "theirs", tmp_path / "own")
+    push(steps[1], remote, **theirs)
+    if way == "no note":
+        (tmp_path / "own/.dcr/remote.json").unlink()
+    checkpoint = steps[0] if way == "no baseline" else steps[2]
+    result = push(checkpoint, remote, sign_key=keys[0], **trusting)
+    assert (result.version, result.base_version) == (3, 2) and tree(tmp_path / "own") == tree(checkpoint)
+
+
 def test_a_baseline_is_not_brought_over_what_nobody_signed(
     steps: list[Path], remote: Path, tmp_path: Path, keys: tuple[Path, Path]
 ) -> None:

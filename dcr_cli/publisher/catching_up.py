@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from dcr_cli.advance import advance
 from dcr_cli.fetch.position import position_at
+from dcr_cli.fetch.source import signers_of
 from dcr_cli.fetch.wish import make_wish
 from dcr_cli.finishing import finish
 from dcr_cli.publisher.baseline import Baseline, KeptBaseline
@@ -23,13 +24,16 @@ def find_recorded(baseline: KeptBaseline, log: Log, head: Published) -> Publishe
     return log.find_state(state, head.version.number) if state is not None else None
 
 
-def knows_its_version(baseline: Baseline, log: Log, head: Published, remote: str) -> bool:
-    """Whether the baseline is at a version; one that has lost its note of which may be found by its record."""
+def knows_its_version(baseline: Baseline, log: Log, head: Published, remote: str, trust: Trust) -> bool:
+    """Whether the baseline is at a version; one that has lost its note of which may be found by its record.
+
+    That need not be read to be trusted: whatever starts from it compares its digests with the version's.
+    """
     if baseline.position() is not None:
         return True
     published = find_recorded(baseline, log, head)
     if published is not None:
-        baseline.move_to(position_at(published, remote))
+        baseline.move_to(position_at(published, remote, signers_of(trust, published)))
     return published is not None
 
 

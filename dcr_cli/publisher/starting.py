@@ -11,6 +11,7 @@ from dcr_cli.delta.output import Sink
 from dcr_cli.diff import DiffResult, diff_into
 from dcr_cli.errors import UsageError, WrongBaseError
 from dcr_cli.fetch.position import position_at
+from dcr_cli.fetch.source import signers_of
 from dcr_cli.publisher.baseline import Baseline, open_baseline
 from dcr_cli.publisher.catching_up import catch_up, knows_its_version
 from dcr_cli.publisher.encodings import allowed_in
@@ -38,7 +39,8 @@ class Start:
         """The checkpoint that the delta starts from, at the newest version as far as is known without reading it."""
         if self.options.base is not None:
             return self.options.base
-        if not (baseline.has_checkpoint and knows_its_version(baseline, self.log, head, self.store.shown)):
+        shown, trust = self.store.shown, self.options.trust
+        if not (baseline.has_checkpoint and knows_its_version(baseline, self.log, head, shown, trust)):
             self._begin(baseline, head)
         position = baseline.position()
         if position is not None and position.version < head.version.number:
@@ -51,7 +53,7 @@ class Start:
         published = self.log.find_state(self.source.read(), head.version.number)
         if published is not None:
             self.source.fill(baseline)
-            baseline.move_to(position_at(published, self.store.shown))
+            baseline.move_to(position_at(published, self.store.shown, signers_of(self.options.trust, published)))
         elif baseline.is_begun:
             baseline.empty()
             self._catch_up(baseline, head)
