@@ -223,14 +223,14 @@ class Publisher:
     def _open_base(self, log: Log, baseline: Baseline, head: Published) -> Base:
         if self._memory is not None:
             return self._memory.open(self._store, head, self._jobs)
-        is_known = baseline.has_checkpoint and knows_its_version(baseline, log, head, self._store.shown, self._trust)
-        if not is_known:
-            facts = f"is no baseline that is at a version of {self._store.shown}"
-            hint = f"dcr push CHECKPOINT {self._store.shown} --baseline {baseline.path} makes one"
+        shown, trust = self._store.shown, self._trust
+        if not (baseline.has_checkpoint and knows_its_version(baseline, log, head, shown, trust)):
+            facts = f"is no baseline that is at a version of {shown}"
+            hint = f"dcr push CHECKPOINT {shown} --baseline {baseline.path} makes one"
             raise WrongBaseError(str(baseline.path), facts, hint=hint)
         position = baseline.position()
         if position is not None and position.version < head.version.number:
-            catch_up(self._store, baseline, head, Effort(self._jobs, None), self._trust)
+            catch_up(self._store, baseline, head, Effort(self._jobs, None), trust)
         record = read_record(baseline.home)
         skip = record.skipped if record is not None else ()
         return FolderBase(open_checkpoint(baseline.path, skip=skip, what="baseline"), record)
