@@ -6,6 +6,7 @@ No key is needed: the commit was made, and signed, when the version was prepared
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -13,8 +14,9 @@ from dcr_cli.delta.line import COMMIT_LIMIT
 from dcr_cli.errors import ConflictError, DamagedError, NotFoundError, UsageError
 from dcr_cli.publisher.committing import Outcome, create_commit
 from dcr_cli.publisher.quorum import Quorum, wait_for
+from dcr_cli.remote.decision import ABORT, COMMIT, decide, read_decision
 from dcr_cli.remote.hint import GIVEN_UP, read_hint, write_hint
-from dcr_cli.remote.history import History, require_history
+from dcr_cli.remote.history import require_history
 from dcr_cli.remote.keys import STAGED, VERSIONS, Place, place_of_version, prepared_key
 from dcr_cli.remote.log import Log
 from dcr_cli.remote.signing import trust_in
@@ -52,9 +54,10 @@ def commit(
     """Make the prepared version of `remote` exist when `quorum` receivers have staged it, or with `abort` give it up.
 
     `receivers` are the public keys, or files with them, whose acknowledgements alone count. Without `version` it is the
-    one that the remote's hint names. Committing twice is harmless. Raises NotFoundError (nothing is prepared),
-    ConflictError (the quorum is not reached in time, another version was faster, or it was given up meanwhile),
-    DamagedError (it does not start where the version before ends), TransportError, UsageError.
+    one that the remote's hint names. Committing twice is harmless, and so is giving up twice; of the two what was begun
+    first holds, also for who comes when that one is gone. Raises NotFoundError (nothing is prepared), ConflictError
+    (the quorum is not reached in time, another version was faster, it was given up, or with `abort` it is decided that
+    it is committed), DamagedError (it does not start where the version before ends), TransportError, UsageError.
     """
     wanted = Quorum(quorum, STAGED, timeout_seconds, trust_in(receivers)) if quorum is not None else None
     if receivers and wanted is None:
@@ -63,10 +66,9 @@ def commit(
     if abort and wanted is not None:
         raise UsageError("commit", "--abort and --quorum exclude each other", hint="dcr commit --help")
     with open_store(remote, storage_options, is_single_writer=single_writer) as store:
-        history = require_history(store)
-        prepared, data = _find_prepared(store, history, version)
-        log = Log(store, history.id)
-        place = prepared.version.place
+        log = Log(store, require_history(store).id)
+        found = _find_prepared(store, log, version)
+        place = found.place
         there = log.read(place.version, is_denied_absent=True)
         if there is not None and there.version.place == place:
             return CommitResult(store.shown, place.version, place.id, True, True, ())
@@ -74,41 +76,61 @@ def commit(
             facts = f"version {place.version} was taken by {there.version.place.id}"
             raise ConflictError(store.shown, facts, hint="push again")
         if abort:
-            _give_up(store, log, prepared)
+            _give_up(store, log, place)
             return CommitResult(store.shown, place.version, place.id, False, False, ())
-        _check_follows(store, log, prepared)
+        if found.prepared is None:
+            raise _given_up(store, place)
+        _check_follows(store, log, found.prepared)
         staged: tuple[str, ...] = ()
-        if wanted is not None:
-            staged = wait_for(store, prepared.version, wanted, is_committed=False)
-            if _read_prepared(store, place) != data:
-                facts = f"version {place.version} was given up while receivers were waited for"
-                raise ConflictError(store.shown, facts, hint="dcr push --prepare prepares another one")
-        outcome, published = create_commit(store, log, data, place.version)
+        # What was decided was decided after enough of them had been counted; whoever did so may be gone.
+        if wanted is not None and read_decision(store, log.history, place) is None:
+            staged = wait_for(store, found.prepared.version, wanted, is_committed=False)
+        # Only what is still prepared after it was decided is so for good: who prunes takes a decision along at last.
+        if decide(store, log.history, place, COMMIT) != COMMIT or _read_prepared(store, place) is None:
+            raise _given_up(store, place)
+        outcome, published = create_commit(store, log, found.prepared.data, place.version)
         is_theirs = outcome is Outcome.SAME and published.version.place != place
         return CommitResult(store.shown, place.version, published.version.place.id, True, is_theirs, staged)
 
 
-def _find_prepared(store: Store, history: History, version: int | None) -> tuple[Published, bytes]:
-    """The commit of the prepared version: of the one that the hint names, or of number `version`."""
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """The place of a version that was prepared, and its commit to be; None if that was given up."""
+
+    place: Place
+    prepared: Published | None
+
+
+def _find_prepared(store: Store, log: Log, version: int | None) -> _Found:
+    """The prepared version that the hint names, or of number `version`; else one of these that was given up."""
     hint = read_hint(store)
     places = []
-    if hint is not None and hint.history == history.id and version in (None, hint.place.version):
+    if hint is not None and hint.history == log.history and version in (None, hint.place.version):
         places.append(hint.place)
     if version is not None:
         found = (place_of_version(entry.key) for entry in store.list(VERSIONS))
         places += sorted({each[0] for each in found if each is not None and each[0].version == version})
-    for place in dict.fromkeys(places):
+    places = list(dict.fromkeys(places))
+    for place in places:
         data = _read_prepared(store, place)
         if data is not None:
             published = decode_version(data, place.version, f"{store.shown}/{prepared_key(place)}")
-            if published.version.place == place and published.version.history == history.id:
-                return published, data
+            if published.version.place == place and published.version.history == log.history:
+                return _Found(place, published)
+    for place in places:
+        if read_decision(store, log.history, place) == ABORT:
+            return _Found(place, None)
     facts = "no version is prepared" if version is None else f"no version {version} is prepared"
     raise NotFoundError(store.shown, facts, hint="dcr push --prepare prepares one")
 
 
 def _read_prepared(store: Store, place: Place) -> bytes | None:
     return store.get(prepared_key(place), most_bytes=COMMIT_LIMIT, is_denied_absent=True)
+
+
+def _given_up(store: Store, place: Place) -> ConflictError:
+    facts = f"version {place.version} was given up"
+    return ConflictError(store.shown, facts, hint="dcr push --prepare prepares another one")
 
 
 def _check_follows(store: Store, log: Log, prepared: Published) -> None:
@@ -124,13 +146,13 @@ def _check_follows(store: Store, log: Log, prepared: Published) -> None:
     check_follows(before, version, what)
 
 
-def _give_up(store: Store, log: Log, prepared: Published) -> None:
-    place = prepared.version.place
+def _give_up(store: Store, log: Log, place: Place) -> None:
+    """Give a prepared version up, or go on with that; ConflictError if it is decided to be committed."""
+    if decide(store, log.history, place, ABORT) != ABORT:
+        facts = f"version {place.version} cannot be given up: it is decided that it is committed"
+        mend = f"dcr commit {shlex.quote(store.shown)} {place.version} sees that it is"
+        raise ConflictError(store.shown, facts, hint=mend)
     hint = read_hint(store)
     if hint is not None and hint.place == place:
         write_hint(store, replace(hint, state=GIVEN_UP))
     store.delete(prepared_key(place))
-    there = log.read(place.version, is_denied_absent=True)
-    if there is not None and there.version.place == place:
-        facts = f"version {place.version} was committed while it was given up"
-        raise ConflictError(store.shown, facts, hint="push again: what it has published stays")

@@ -34,7 +34,7 @@ class DcrError(Exception):
     exit_code = 70
     retryable = False
     # What programs are told besides, as members of the JSON document.
-    details: Mapping[str, bool] = {}
+    details: Mapping[str, bool | int] = {}
 
     def __init__(self, what: str, facts: str, *, hint: str | None = None) -> None:
         self.what = one_line(what)

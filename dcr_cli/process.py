@@ -39,7 +39,7 @@ class Failure:
     retryable: bool
     is_bug: bool
     traceback: str
-    details: Mapping[str, bool] = field(default_factory=dict)
+    details: Mapping[str, bool | int] = field(default_factory=dict)
 
 
 def explain(error: BaseException, left: Callable[[], str] | None = None) -> Failure:

@@ -6,19 +6,17 @@ What is sent and committed, and how a stopped run is gone on with, is publisher/
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from dcr_cli.apply import Way, apply_chain
 from dcr_cli.arguments import check_path
 from dcr_cli.checkpoint.checkpoint import open_checkpoint
-from dcr_cli.delta.delta import open_delta
 from dcr_cli.errors import ConflictError, NotFoundError, UsageError, WrongBaseError
-from dcr_cli.fetch.position import position_at
+from dcr_cli.publisher.anchors import AnchorPlan, is_anchor_due, publish_anchor
 from dcr_cli.publisher.baseline import Baseline
 from dcr_cli.publisher.bases import Base, FolderBase
 from dcr_cli.publisher.catching_up import catch_up, knows_its_version
@@ -26,19 +24,19 @@ from dcr_cli.publisher.committing import Author, Outcome
 from dcr_cli.publisher.encodings import allowed_in
 from dcr_cli.publisher.making import Made, Making
 from dcr_cli.publisher.memory import Memory
-from dcr_cli.publisher.outgoing import Outgoing, drop_outgoing, outgoing_path
+from dcr_cli.publisher.moving import ADDS, by_applying, move_baseline, position_of, telling_published
+from dcr_cli.publisher.options import check_anchor_every
+from dcr_cli.publisher.outgoing import Outgoing, drop_outgoing
 from dcr_cli.publisher.publication import Publication
-from dcr_cli.publisher.push_result import PushResult
-from dcr_cli.receiver.change import IN_PLACE
+from dcr_cli.publisher.push_result import PREPARED, SAME, Ending, PushResult, Sizes, Subject, push_result
 from dcr_cli.receiver.install.gather import Effort
 from dcr_cli.receiver.record import read_record
 from dcr_cli.remote.history import require_history
-from dcr_cli.remote.keys import HISTORY_KEY, Place
+from dcr_cli.remote.keys import HISTORY_KEY
 from dcr_cli.remote.log import Log
-from dcr_cli.remote.signing import load_signing_key
-from dcr_cli.remote.version import Published
+from dcr_cli.remote.signing import load_signing_key, trust_in
+from dcr_cli.remote.version import DELTA, Published
 from dcr_cli.store.opening import open_store
-from dcr_cli.store.store import Store
 from dcr_cli.work import threads
 
 __all__ = ["Publisher"]
@@ -60,6 +58,9 @@ class Publisher:
 
     What is stopped, by an error or by the end of the process, has changed nothing that anybody reads; what had been
     committed by then is found by the next `begin`. Between `begin` and `commit` the baseline is locked.
+
+    With `anchor_every` a version whose anchor is so many versions old gets one, from a baseline in a folder. With
+    `trusted_keys`, public keys or files with them, the versions that are followed have to be signed by one of these.
     """
 
     def __init__(
@@ -72,16 +73,23 @@ class Publisher:
         single_writer: bool = False,
         storage_options: Mapping[str, object] | None = None,
         sign_key: str | os.PathLike[str] | None = None,
+        trusted_keys: Sequence[str] = (),
+        anchor_every: int | None = None,
         publisher: str = "",
         limit_bytes_per_second: int | None = None,
         jobs: int | None = None,
     ) -> None:
         """Raises UsageError, TransportError or UnsupportedError if the remote cannot be used."""
+        check_anchor_every(anchor_every)
         self._jobs = threads(jobs)
         self._encoding = encoding
-        self._label = publisher
-        self._key = load_signing_key(sign_key) if sign_key is not None else None
+        self._author = Author(publisher, load_signing_key(sign_key) if sign_key is not None else None)
+        self._trust = trust_in(trusted_keys)
+        self._anchor_every = anchor_every
         self._place, self._memory = _baseline_of(baseline, home)
+        if anchor_every is not None and self._memory is not None:
+            facts = "an anchor is made of a baseline in a folder, and this one is in host memory"
+            raise UsageError("anchor_every", facts, hint="leave it out; dcr anchor adds the files of a checkpoint")
         self._version: _Version | None = None
         self._is_proven = False
         self._store = open_store(
@@ -104,8 +112,10 @@ class Publisher:
     def begin(self) -> int:
         """Begin the version after the newest one: its number. One that was begun before is given up.
 
-        Raises NotFoundError (the remote holds no versions), WrongBaseError (the baseline is not at the newest one),
-        ConflictError (the baseline is in use), DamagedError, TransportError, LocalError.
+        One that was prepared is not: as long as nobody has committed it, or given it up, that is ConflictError, and
+        begin can be called again then. Raises NotFoundError (the remote holds no versions), WrongBaseError (the
+        baseline is not at the newest one, or nobody has signed that who is trusted), ConflictError (the baseline is in
+        use), DamagedError, TransportError, LocalError.
         """
         self._leave()
         with ExitStack() as stack:
@@ -141,32 +151,38 @@ class Publisher:
         head = version.head
         if made.base == made.target:
             self._leave()
-            return _result(self._store, version, made, kind="same", place=head.version.place)
+            return self._result(version, made, Ending(SAME, head, head.version.place, made.target))
         anchor = version.publication.anchor_before()
         try:
             done = version.publication.commit(version.sink.place, version.sink.commit, anchor)
         except ConflictError:
             self._leave()
             raise
-        self._move(version.baseline, done.published)
-        self._leave()
-        kind = "delta" if done.outcome is Outcome.WON else "same"
         place = done.published.version.place
-        result = _result(self._store, version, made, kind=kind, place=place, commit_bytes=done.commit_bytes)
-        return replace(result, anchor=anchor)
+        try:
+            self._move(version.baseline, done.published)
+            if is_anchor_due(self._anchor_every, place.version, anchor):
+                self._add_anchor(version, done.published)
+                anchor = place.version
+        finally:
+            # It exists; what went wrong is found by the next begin.
+            self._leave()
+        ending = Ending(DELTA if done.outcome is Outcome.WON else SAME, head, place, made.target, made.changed)
+        return self._result(version, made, ending, commit_bytes=done.commit_bytes, anchor=anchor)
 
     def prepare(self) -> PushResult:
-        """Send all but the commit, which `dcr commit` makes; the next `begin` finds out whether that happened."""
+        """Send all but the commit, which `dcr commit` makes, or gives up; then `begin` finds out which."""
         version = self._begun()
         made = self._finish(version)
+        head, place = version.head, version.sink.place
         if made.base == made.target:
             self._leave()
-            return _result(self._store, version, made, kind="same", place=version.head.version.place)
+            return self._result(version, made, Ending(SAME, head, head.version.place, made.target))
         anchor = version.publication.anchor_before()
-        commit_bytes = version.publication.prepare(version.sink.place, version.sink.commit, anchor)
+        commit_bytes = version.publication.prepare(place, version.sink.commit, anchor)
         self._leave()
-        place = version.sink.place
-        return _result(self._store, version, made, kind="prepared", place=place, commit_bytes=commit_bytes)
+        ending = Ending(PREPARED, head, place, made.target, made.changed)
+        return self._result(version, made, ending, commit_bytes=commit_bytes)
 
     def _begun(self) -> _Version:
         if self._version is None:
@@ -184,10 +200,9 @@ class Publisher:
             self._store.prove_exclusive(HISTORY_KEY)
             self._is_proven = True
         allowed = allowed_in(history, self._encoding)
-        log = Log(self._store, history.id)
+        log = Log(self._store, history.id, self._trust)
         baseline = stack.enter_context(Baseline(self._place))
-        author = Author(self._label, self._key)
-        publication = Publication(self._store, log, baseline.home, author)
+        publication = Publication(self._store, log, baseline.home, self._author)
         position = baseline.position() if self._memory is None else self._memory.position()
         what = f"the baseline {baseline.path}" if self._memory is None else self._memory.what
         head = publication.find_head(position, what)
@@ -197,6 +212,7 @@ class Publisher:
         if head is None:
             facts = f"holds no version of history {history.id} yet"
             raise NotFoundError(self._store.shown, facts, hint="dcr push CHECKPOINT makes the first one")
+        publication.check_decided()
         base = self._open_base(log, baseline, head)
         stack.callback(base.close)
         sink = stack.enter_context(publication.outgoing(publication.new_sending(), self._jobs))
@@ -207,13 +223,14 @@ class Publisher:
     def _open_base(self, log: Log, baseline: Baseline, head: Published) -> Base:
         if self._memory is not None:
             return self._memory.open(self._store, head, self._jobs)
-        if not (baseline.has_checkpoint and knows_its_version(baseline, log, head, self._store.shown)):
-            facts = f"is no baseline that is at a version of {self._store.shown}"
-            hint = f"dcr push CHECKPOINT {self._store.shown} --baseline {baseline.path} makes one"
+        shown, trust = self._store.shown, self._trust
+        if not (baseline.has_checkpoint and knows_its_version(baseline, log, head, shown, trust)):
+            facts = f"is no baseline that is at a version of {shown}"
+            hint = f"dcr push CHECKPOINT {shown} --baseline {baseline.path} makes one"
             raise WrongBaseError(str(baseline.path), facts, hint=hint)
         position = baseline.position()
         if position is not None and position.version < head.version.number:
-            catch_up(self._store, baseline, head, Effort(self._jobs, None))
+            catch_up(self._store, baseline, head, Effort(self._jobs, None), trust)
         record = read_record(baseline.home)
         skip = record.skipped if record is not None else ()
         return FolderBase(open_checkpoint(baseline.path, skip=skip, what="baseline"), record)
@@ -228,14 +245,29 @@ class Publisher:
 
     def _move(self, baseline: Baseline, published: Published) -> None:
         """Bring the baseline to a version that this publisher has made."""
-        if self._memory is not None:
+        if self._memory is None:
+            position = position_of(published, self._store.shown, self._author, self._trust)
+            move_baseline(baseline, published, position, by_applying(baseline.path, self._jobs))
+            return
+        with telling_published(published):
             self._memory.move(published, self._store.shown)
-        else:
-            if published.version.delta is not None:
-                delta = open_delta(outgoing_path(baseline.home))
-                apply_chain([delta], baseline.path, Way(mode=IN_PLACE), jobs=self._jobs)
-            baseline.move_to(position_at(published, self._store.shown))
-        drop_outgoing(baseline.home)
+            drop_outgoing(baseline.home)
+
+    def _add_anchor(self, version: _Version, published: Published) -> None:
+        """Publish the anchor of the version that was just committed, from the baseline."""
+        plan = AnchorPlan(published.version.history, published.version.place, published.version.target)
+        with telling_published(published, ADDS):
+            source = open_checkpoint(version.baseline.path, skip=version.base.skipped, what="baseline")
+            sent = publish_anchor(self._store, source, plan, key=self._author.key, jobs=self._jobs)
+        version.anchor_bytes = sent.sent_bytes
+
+    def _result(
+        self, version: _Version, made: Made, ending: Ending, *, commit_bytes: int = 0, anchor: int | None = None
+    ) -> PushResult:
+        base, sink = version.base, version.sink
+        subject = Subject(self._store.shown, version.head.version.history, base.what, base.tensors)
+        sizes = Sizes(sink.bytes + commit_bytes, sink.sent_bytes + commit_bytes + version.anchor_bytes)
+        return push_result(subject, ending, sizes=sizes, anchor=anchor, recovered=version.is_recovered)
 
 
 @dataclass(slots=True)
@@ -251,6 +283,7 @@ class _Version:
     is_recovered: bool
     stack: ExitStack = field(default_factory=ExitStack)
     made: Made | None = None
+    anchor_bytes: int = 0
 
 
 def _baseline_of(
@@ -266,31 +299,3 @@ def _baseline_of(
         raise UsageError("home", "a baseline in a folder keeps all it needs there", hint="leave it out")
     check_path(baseline, "baseline")
     return Path(baseline), None
-
-
-def _result(
-    store: Store, version: _Version, made: Made, *, kind: str, place: Place, commit_bytes: int = 0
-) -> PushResult:
-    tensors = version.base.tensors
-    head = version.head.version
-    return PushResult(
-        remote=store.shown,
-        checkpoint=version.base.what,
-        history=head.history,
-        version=place.version,
-        id=place.id,
-        kind=kind,
-        base_version=head.number if kind != "same" else None,
-        base=made.base,
-        target=made.target,
-        tensors=len(tensors),
-        changed_tensors=made.changed_tensors,
-        elements=sum(tensor.elements for tensor in tensors),
-        changed_elements=made.changed_elements,
-        dense_bytes=sum(tensor.bytes for tensor in tensors),
-        delta_bytes=version.sink.bytes + commit_bytes,
-        uploaded_bytes=version.sink.sent_bytes + commit_bytes,
-        anchor=None,
-        recovered=version.is_recovered,
-        dry_run=False,
-    )

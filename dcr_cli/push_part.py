@@ -29,6 +29,7 @@ from dcr_cli.publisher.catching_up import catch_up, knows_its_version
 from dcr_cli.publisher.committing import Author
 from dcr_cli.publisher.encodings import allowed_in
 from dcr_cli.publisher.merging import Merged, Sides, merge
+from dcr_cli.publisher.moving import telling_published
 from dcr_cli.publisher.part_making import PartMaking
 from dcr_cli.publisher.part_result import PartResult, Rank, check_rank
 from dcr_cli.publisher.part_waiting import Ended, Patience, has_part, too_late, wait_for_end, wait_for_parts
@@ -41,7 +42,7 @@ from dcr_cli.remote.history import require_history
 from dcr_cli.remote.keys import VERSIONS
 from dcr_cli.remote.log import Log
 from dcr_cli.remote.part import Attempt, encode_unchanged, unchanged_key
-from dcr_cli.remote.signing import Trust, load_signing_key
+from dcr_cli.remote.signing import Trust, load_signing_key, trust_in
 from dcr_cli.remote.version import Published
 from dcr_cli.store.opening import open_store
 from dcr_cli.store.store import Store
@@ -63,6 +64,7 @@ class _Options:
     patience: Patience
     author: Author
     effort: Effort
+    trust: Trust
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,7 @@ def push_part(
     single_writer: bool = False,
     storage_options: Mapping[str, object] | None = None,
     sign_key: str | os.PathLike[str] | None = None,
+    trusted_keys: Sequence[str] = (),
     publisher: str = "",
     limit_bytes_per_second: int | None = None,
     jobs: int | None = None,
@@ -129,7 +132,7 @@ def push_part(
     check_settled(source, settle_seconds, datetime.now(UTC).timestamp())
     place = Path(baseline) if baseline is not None else None
     patience, effort = Patience(timeout_seconds), Effort(threads(jobs), progress)
-    options = _Options(place, encoding, prepare, wait, patience, author, effort)
+    options = _Options(place, encoding, prepare, wait, patience, author, effort, trust_in(trusted_keys))
     with open_store(
         remote, storage_options, is_single_writer=single_writer, limit_bytes_per_second=limit_bytes_per_second
     ) as store:
@@ -145,7 +148,7 @@ class _Run:
         self._rank = rank
         self._options = options
         self._history = require_history(store)
-        self._log = Log(store, self._history.id)
+        self._log = Log(store, self._history.id, options.trust)
         self._path = options.baseline or default_baseline(source.root, self._log.history)
         key = options.author.key
         self._trust = Trust(frozenset({key.public})) if key is not None else Trust()
@@ -176,7 +179,8 @@ class _Run:
         if self._baseline is not None and position is None:
             newest = self._log.newest(0)
             if newest and self._baseline.has_checkpoint:
-                knows_its_version(self._baseline, self._log, self._log.require(newest), self._store.shown)
+                head = self._log.require(newest)
+                knows_its_version(self._baseline, self._log, head, self._store.shown, self._options.trust)
             position = self._baseline.position()
         if position is None:
             facts = f"is no baseline that is at a version of {self._store.shown}"
@@ -185,7 +189,7 @@ class _Run:
         following = self._log.following(at, self._log.newest(position.version))
         head = [at, *following][-1]
         if self._baseline is not None and following:
-            catch_up(self._store, self._baseline, head, self._options.effort)
+            catch_up(self._store, self._baseline, head, self._options.effort, self._options.trust)
         return head
 
     def _position(self) -> Position | None:
@@ -246,7 +250,7 @@ class _Run:
             return done
         ended = wait_for_end(self._store, self._log, attempt, self._options.patience)
         if ended.kind == "delta" and ended.published is not None and self._baseline is not None:
-            catch_up(self._store, self._baseline, ended.published, self._options.effort)
+            catch_up(self._store, self._baseline, ended.published, self._options.effort, self._options.trust)
         return replace(done, ended=ended)
 
     def _commit(self, work: _Work, done: _Done) -> _Done:
@@ -271,10 +275,14 @@ class _Run:
         publication.head = head
         anchor = publication.anchor_before()
         if self._options.prepare:
+            publication.check_not_given_up(attempt.place)
             sent_bytes += publication.prepare(attempt.place, commit, anchor)
             return replace(done, ended=Ended("prepared"), sent_bytes=sent_bytes, delta_bytes=size)
+        # An earlier run may have prepared the same attempt.
+        publication.decide(attempt.place)
         committed = publication.commit(attempt.place, commit, anchor)
-        catch_up(self._store, self._baseline, committed.published, self._options.effort)
+        with telling_published(committed.published):
+            catch_up(self._store, self._baseline, committed.published, self._options.effort, self._options.trust)
         sent_bytes += committed.commit_bytes
         return replace(done, ended=Ended("delta", committed.published), sent_bytes=sent_bytes, delta_bytes=size)
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from dcr_cli.delta.output import COMMIT_NAME, DIGESTS_NAME
-from dcr_cli.remote.keys import APPLIED, AcknowledgementPlace, Place, is_payload, place_of_version
+from dcr_cli.remote.keys import APPLIED, DECISION_NAME, AcknowledgementPlace, Place, is_payload, place_of_version
 from dcr_cli.remote.listing import Held, Listing
 from dcr_cli.store.backend import Entry
 
@@ -223,7 +223,8 @@ def _orphans(facts: Facts) -> Iterator[Removal]:
             continue
         held = [each for each in (version, anchor) if each is not None]
         entries = [entry for each in held for entry in each.entries] + acknowledged[place]
-        if _are_old(facts, entries):
+        # A prune that was stopped may have decided, just now, that the rest goes.
+        if _are_old(facts, (entry for entry in entries if _rest(entry) != DECISION_NAME)):
             for each in held:
                 yield _removal(ORPHAN, each, [], False)
             if words := acknowledged[place]:
@@ -243,14 +244,21 @@ def _removal(what: str, held: Held, acknowledgements: list[Entry], is_committed:
 
 def _rank(held: Held, entry: Entry, is_committed: bool) -> tuple[int, str]:
     """The document first, without which the rest is nothing; before it, of what is no version yet, its prepared commit,
-    so that it does not become one."""
-    split = place_of_version(entry.key)
-    rest = split[1] if split is not None else ""
+    so that it does not become one. Last what was decided of it, which nobody is to decide again while that is there."""
+    rest = _rest(entry)
+    if rest == DECISION_NAME:
+        return 6, entry.key
     if rest == COMMIT_NAME:
         return 5 if is_committed else 0, entry.key
     if entry is held.document:
         return 1, entry.key
     return 2 if rest == DIGESTS_NAME else 3 if is_payload(rest) else 4, entry.key
+
+
+def _rest(entry: Entry) -> str:
+    """What the key of an object of a version has after the version's place; nothing for any other object."""
+    split = place_of_version(entry.key)
+    return split[1] if split is not None else ""
 
 
 def _keys(entries: Iterable[Entry]) -> tuple[str, ...]:

@@ -6,12 +6,14 @@ import json
 import shutil
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dcr_cli.checkpoint.checkpoint import open_checkpoint
 from dcr_cli.cli import main
 from dcr_cli.cli.ranks import rank_of
+from dcr_cli.commit import commit
 from dcr_cli.errors import ConflictError, DamagedError, DcrError, NotFoundError, UsageError, WrongBaseError
 from dcr_cli.publisher.shares import cut
 from dcr_cli.push import push
@@ -191,14 +193,33 @@ def test_nobody_waits(steps: list[Path], remote: Path, tmp_path: Path) -> None:
 
 
 def test_prepared(steps: list[Path], remote: Path, tmp_path: Path) -> None:
-    from dcr_cli.commit import commit
-
     push(steps[0], remote)
     found = results(all_ranks(steps[1], remote, 2, prepare=True))
     assert {each.kind for each in found} == {"prepared"} and len(commits(remote)) == 1
     commit(remote)
     results(all_ranks(steps[2], remote, 2))
     assert build_all(remote, tmp_path / "scratch") == [tree(step) for step in steps[:3]]
+
+
+def test_prepared_and_given_up(steps: list[Path], remote: Path, tmp_path: Path) -> None:
+    """Its ranks agree on the place by the attempt, so another one has to be named."""
+    push(steps[0], remote)
+    results(all_ranks(steps[1], remote, 2, prepare=True))
+    assert not commit(remote, abort=True).committed
+    for prepare in (True, False):
+        outcome = one_rank(steps[1], remote, Rank(0, 2), prepare=prepare)
+        assert isinstance(outcome, ConflictError) and "given up" in str(outcome) and "--attempt" in str(outcome.hint)
+    results(all_ranks(steps[1], remote, 2, "again"))
+    assert build_all(remote, tmp_path / "scratch") == [tree(step) for step in steps[:2]]
+
+
+def test_only_signed_versions_are_followed(steps: list[Path], remote: Path, keys: tuple[Path, Path]) -> None:
+    trusting: dict[str, Any] = {"sign_key": keys[0], "trusted_keys": [str(keys[0].with_suffix(".pub"))]}
+    push(steps[0], remote, sign_key=keys[0])
+    results(all_ranks(steps[1], remote, 2, **trusting))
+    push(steps[2], remote)
+    outcome = one_rank(steps[3], remote, Rank(0, 1), **trusting)
+    assert isinstance(outcome, WrongBaseError) and "signed" in str(outcome) and len(commits(remote)) == 3
 
 
 # The command

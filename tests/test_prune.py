@@ -5,12 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings, strategies as st
 
 from dcr_cli.errors import ConflictError, NotFoundError, TransportError, UsageError
 from dcr_cli.prune import PruneResult, prune
+from dcr_cli.push import push
+from dcr_cli.remote.decision import ABORT, COMMIT, encode_decision
 from dcr_cli.remote.hint import GIVEN_UP, PREPARED, STREAMING, Hint, encode_hint
 from dcr_cli.remote.keys import (
     HINT_KEY,
@@ -20,6 +23,7 @@ from dcr_cli.remote.keys import (
     anchor_file_key,
     anchor_key,
     commit_key,
+    decision_key,
     digests_key,
     manifest_key,
     payload_key,
@@ -29,6 +33,7 @@ from dcr_cli.remote.prune_lock import LEFT_AFTER_SECONDS, PruneLock
 from dcr_cli.store.backend import Answer, new_name
 from dcr_cli.store.store import Store
 from histories import CREATED, DAY, HISTORY, KilledError, Objects, id_of, new_remote, publish, serve
+from strategies import write_tiny_steps
 
 HOUR = 3600.0
 Pruning = Callable[..., PruneResult]
@@ -224,9 +229,9 @@ class TestOrphans:
         objects.calls.clear()
         assert {each.what for each in pruned().outlived} == {"orphan"}
         assert self.left(objects, place) == []
-        # What a commit would be made of goes first.
+        # It is given up, and what a commit would be made of goes first.
         removed = [key for name, key in objects.calls if name == "write" and str(place) in key]
-        assert removed[0] == prepared_key(place) and removed[1] == manifest_key(place)
+        assert removed[:3] == [decision_key(place), prepared_key(place), manifest_key(place)]
 
     def test_what_is_still_written_to_stays(self, objects: Objects, pruned: Pruning) -> None:
         place = self.publish(objects, 4, None)
@@ -235,6 +240,22 @@ class TestOrphans:
         objects.now += 2
         pruned()
         assert len(self.left(objects, place)) == 6
+
+    def test_what_is_decided_to_be_committed_stays(self, objects: Objects, pruned: Pruning) -> None:
+        place = self.publish(objects, 4, None)
+        objects.set(decision_key(place), encode_decision(HISTORY, place, COMMIT))
+        objects.now += DAY
+        pruned()
+        assert prepared_key(place) in objects.objects and manifest_key(place) in objects.objects
+
+    def test_what_was_given_up_goes_with_the_decision_last(self, objects: Objects, pruned: Pruning) -> None:
+        place = self.publish(objects, 4, None)
+        objects.set(decision_key(place), encode_decision(HISTORY, place, ABORT))
+        objects.now += DAY
+        objects.calls.clear()
+        pruned()
+        removed = [key for name, key in objects.calls if name == "write" and f"versions/{place}" in key]
+        assert removed[-1] == decision_key(place) and self.left(objects, place) == []
 
     @pytest.mark.parametrize("state", [STREAMING, PREPARED])
     def test_what_is_being_made_stays(self, objects: Objects, pruned: Pruning, state: str) -> None:
@@ -537,6 +558,15 @@ def test_random_histories(kinds: list[str], keep: int, acknowledged: dict[str, i
     with pytest.MonkeyPatch.context() as monkeypatch:
         prune(serve(monkeypatch, end), keep=keep, keep_within=0.0)
     assert newest <= before and newest <= can_be_had(end, head)
+
+
+def test_no_empty_folders_are_left(tmp_path: Path) -> None:
+    steps = write_tiny_steps(tmp_path, 4)
+    for step in steps:
+        push(step, tmp_path / "remote", anchor_every=1)
+    assert prune(tmp_path / "remote", keep=1, keep_within=0.0).deleted_objects > 0
+    folders = [path for path in (tmp_path / "remote").rglob("*") if path.is_dir()]
+    assert folders and all(any(folder.iterdir()) for folder in folders)
 
 
 def test_anchors_have_their_files(objects: Objects) -> None:

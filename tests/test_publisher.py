@@ -20,10 +20,20 @@ from dcr_cli.checkpoint.digest import State
 from dcr_cli.checkpoint.header import DTYPES
 from dcr_cli.commit import commit
 from dcr_cli.content import Workers, read_state
-from dcr_cli.errors import ConflictError, NotFoundError, UnsupportedError, UsageError, WrongBaseError
+from dcr_cli.errors import (
+    ConflictError,
+    LocalError,
+    NotFoundError,
+    UnsupportedError,
+    UsageError,
+    WrongBaseError,
+)
 from dcr_cli.publish import Publisher
+from dcr_cli.publisher import moving
+from dcr_cli.publisher.bases import MemoryBase
 from dcr_cli.push import PushResult, push
 from dcr_cli.store.backend import Backend
+from dcr_cli.verify_remote import verify_remote
 from faults import StoppedError
 from published import build_all, commits, version_folder
 from receivers import fresh_copy, tree
@@ -70,12 +80,17 @@ def state_of(checkpoint: Path) -> State:
         return read_state(workers, opened, reader)[0]
 
 
-def publish(publisher: Publisher, checkpoint: Path) -> PushResult:
-    """Add all that a step is, and commit it."""
-    publisher.begin()
+def add_all(publisher: Publisher, checkpoint: Path) -> None:
+    """Add all that a step is."""
     for name, data in tensors_of(checkpoint).items():
         publisher.add(name, data)
     publisher.add_file("step.txt", (checkpoint / "step.txt").read_bytes())
+
+
+def publish(publisher: Publisher, checkpoint: Path) -> PushResult:
+    """Publish a step."""
+    publisher.begin()
+    add_all(publisher, checkpoint)
     return publisher.commit()
 
 
@@ -445,6 +460,100 @@ def test_prepared_and_committed(steps: list[Path], remote: Path, place: Path, tm
         commit(remote)
         assert publisher.begin() == 3
         assert {name: array.tobytes() for name, array in memory.items()} == tensors_of(steps[1])
+
+
+@pytest.mark.parametrize("kind", ["folder", "memory"])
+@pytest.mark.parametrize("is_restarted", [False, True])
+@pytest.mark.parametrize("is_committed", [False, True])
+def test_what_is_prepared_is_decided_before_the_next(
+    steps: list[Path], remote: Path, place: Path, tmp_path: Path, kind: str, is_restarted: bool, is_committed: bool
+) -> None:
+    push(steps[0], remote, baseline=place)
+    memory = arrays_of(steps[0])
+    baseline: Any = place if kind == "folder" else memory
+    home = None if kind == "folder" else tmp_path / "home"
+    with Publisher(remote, baseline, home=home) as publisher:
+        publisher.begin()
+        add_all(publisher, steps[1])
+        assert publisher.prepare().kind == "prepared"
+        if not is_restarted:
+            end_prepared(publisher, remote, is_committed)
+            assert publish(publisher, steps[2]).version == (3 if is_committed else 2)
+    if is_restarted:
+        with Publisher(remote, baseline, home=home) as publisher:
+            end_prepared(publisher, remote, is_committed)
+            if kind == "memory" and is_committed:
+                # What brings the arrays there was lost with the process.
+                with pytest.raises(WrongBaseError, match="is not at version 2") as caught:
+                    publisher.begin()
+                assert caught.value.hint is not None and "dcr pull" in caught.value.hint
+                assert {name: array.tobytes() for name, array in memory.items()} == tensors_of(steps[0])
+                return
+            assert publish(publisher, steps[2]).version == (3 if is_committed else 2)
+    found = {name: array.tobytes() for name, array in memory.items()} if kind == "memory" else tensors_of(place)
+    assert found == tensors_of(steps[2])
+    expected = [tree(step) for step in (steps if is_committed else [steps[0], steps[2]])[:3]]
+    assert build_all(remote, tmp_path / "scratch") == expected
+
+
+def end_prepared(publisher: Publisher, remote: Path, is_committed: bool) -> None:
+    """Have what was prepared committed, or given up; until then nothing can be begun."""
+    for _ in range(2):
+        with pytest.raises(ConflictError, match="version 2 is prepared") as caught:
+            publisher.begin()
+        assert caught.value.hint is not None and "dcr commit" in caught.value.hint
+    assert commit(remote, abort=not is_committed).committed == is_committed
+
+
+@pytest.mark.parametrize("kind", ["folder", "memory"])
+def test_published_but_the_baseline_is_not_moved(
+    steps: list[Path], remote: Path, place: Path, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_room(*arguments: object, **options: object) -> None:
+        raise LocalError("the baseline", "no space left on device")
+
+    push(steps[0], remote, baseline=place)
+    memory = arrays_of(steps[0])
+    baseline: Any = place if kind == "folder" else memory
+    with Publisher(remote, baseline, home=None if kind == "folder" else tmp_path / "home") as publisher:
+        with monkeypatch.context() as patch:
+            patch.setattr(moving, "apply_chain", no_room)
+            patch.setattr(MemoryBase, "patch", no_room)
+            with pytest.raises(LocalError, match="version 2 is published all the same") as caught:
+                publish(publisher, steps[1])
+            assert caught.value.details == {"committed": True, "version": 2}
+        if kind == "folder":
+            assert publish(publisher, steps[2]).version == 3
+            assert tree(place) == tree(steps[2])
+        else:
+            with pytest.raises(WrongBaseError, match="is at version 1, the newest is 2"):
+                publisher.begin()
+    assert build_all(remote, tmp_path / "scratch")[1] == tree(steps[1])
+
+
+def test_anchors_now_and_then(steps: list[Path], remote: Path, place: Path, tmp_path: Path) -> None:
+    push(steps[0], remote, baseline=place)
+    with Publisher(remote, place, anchor_every=2) as publisher:
+        assert [publish(publisher, step).anchor for step in steps[1:]] == [1, 3, 3]
+    assert sorted(path.name[:10] for path in remote.glob("anchors/*.json")) == ["0000000001", "0000000003"]
+    verify_remote(remote, deep=True)
+    with pytest.raises(UsageError, match="from 1 on"):
+        Publisher(remote, place, anchor_every=0)
+    with pytest.raises(UsageError, match="in host memory"):
+        Publisher(remote, arrays_of(steps[0]), home=tmp_path / "home", anchor_every=2)
+
+
+def test_only_signed_versions_are_followed(
+    steps: list[Path], remote: Path, place: Path, tmp_path: Path, keys: tuple[Path, Path]
+) -> None:
+    trusted = [str(keys[0].with_suffix(".pub"))]
+    push(steps[0], remote, baseline=place, sign_key=keys[0])
+    with Publisher(remote, place, sign_key=keys[0], trusted_keys=trusted) as publisher:
+        assert publish(publisher, steps[1]).version == 2
+        push(steps[2], remote, baseline=fresh_copy(place, tmp_path / "theirs"))
+        with pytest.raises(WrongBaseError, match="signed"):
+            publisher.begin()
+    assert tree(place) == tree(steps[1])
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

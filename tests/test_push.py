@@ -6,13 +6,17 @@ import json
 import os
 import shutil
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dcr_cli.anchor import anchor
 from dcr_cli.checkpoint.checkpoint import open_checkpoint
 from dcr_cli.checkpoint.digest import State
+from dcr_cli.cli import main
 from dcr_cli.commit import commit
 from dcr_cli.content import Workers, read_state
 from dcr_cli.errors import (
@@ -26,6 +30,8 @@ from dcr_cli.errors import (
     UsageError,
     WrongBaseError,
 )
+from dcr_cli.publisher import moving
+from dcr_cli.publisher.baseline import Baseline
 from dcr_cli.publisher.committing import Author, Outcome, create_commit
 from dcr_cli.pull import pull
 from dcr_cli.push import PushResult, push
@@ -39,8 +45,10 @@ from dcr_cli.store.opening import open_store
 from faults import StoppedError
 from published import anchor_folder, build_all, commits, version_folder
 from receivers import fresh_copy, tree
-from store_wrappers import Allows, FailsCall, IgnoresTheCondition, Wrapped, wrapping
+from store_wrappers import Allows, FailsCall, IgnoresTheCondition, Wrapped, recording, wrapping
 from strategies import write_tiny_steps
+
+Capture = pytest.CaptureFixture[str]
 
 
 @pytest.fixture
@@ -181,14 +189,56 @@ def test_encodings_of_a_remote(steps: list[Path], remote: Path) -> None:
         push(steps[2], remote, encodings=["context"])
 
 
-def test_a_dry_run_writes_nothing(steps: list[Path], remote: Path) -> None:
-    assert push(steps[0], remote, dry_run=True).kind == "anchor"
-    assert not remote.exists()
+def everything(root: Path) -> dict[Path, tuple[bytes, int]]:
+    """All that lies there, state folders and empty folders too, with the time at which each was changed."""
+    paths = sorted(root.rglob("*"))
+    return {path: (path.read_bytes() if path.is_file() else b"", path.stat().st_mtime_ns) for path in paths}
+
+
+@contextmanager
+def changing_nothing(root: Path) -> Iterator[None]:
+    before = everything(root)
+    with recording() as calls:
+        yield
+    assert everything(root) == before
+    assert {name for name, _ in calls} <= {"read", "status", "entries"}
+
+
+def test_a_dry_run_changes_nothing(steps: list[Path], remote: Path, tmp_path: Path) -> None:
+    with changing_nothing(tmp_path):
+        assert push(steps[0], remote, dry_run=True).kind == "anchor"
     push(steps[0], remote)
-    before = tree(remote)
-    result = push(steps[1], remote, dry_run=True)
-    assert (result.kind, result.version, result.changed_elements, result.uploaded_bytes) == ("delta", None, 5, 0)
-    assert tree(remote) == before
+    ways: list[dict[str, Any]] = [{}, {"base": steps[0]}, {"baseline": baseline_of(steps[0])}]
+    for options in ways:
+        with changing_nothing(tmp_path):
+            result = push(steps[1], remote, dry_run=True, **options)
+        assert (result.kind, result.version, result.base_version, result.changed_elements) == ("delta", None, 1, 5)
+        assert (result.uploaded_bytes, result.dry_run) == (0, True) and result.delta_bytes > 0
+    with changing_nothing(tmp_path):
+        assert push(steps[0], remote, dry_run=True).kind == "same"
+        assert push(steps[1], remote, dry_run=True, no_delta=True).kind == "anchor"
+    with changing_nothing(tmp_path), pytest.raises(UsageError, match="cannot be prepared"):
+        push(steps[1], remote, dry_run=True, no_delta=True, prepare=True)
+
+
+def test_a_dry_run_says_what_a_push_would_have_to_do_first(steps: list[Path], remote: Path, tmp_path: Path) -> None:
+    push(steps[0], remote)
+    baseline = baseline_of(steps[0])
+    kept = fresh_copy(baseline, tmp_path / "kept")
+    push(steps[1], remote)
+    with changing_nothing(tmp_path), pytest.raises(WrongBaseError, match="is behind version 2"):
+        push(steps[2], remote, dry_run=True, baseline=kept)
+    # One that has lost its note is found by its record.
+    (baseline / ".dcr/remote.json").unlink()
+    with changing_nothing(tmp_path):
+        assert push(steps[2], remote, dry_run=True).base_version == 2
+    shutil.rmtree(baseline)
+    with changing_nothing(tmp_path):
+        assert push(steps[1], remote, dry_run=True).kind == "same"
+    with changing_nothing(tmp_path), pytest.raises(WrongBaseError, match="is behind version 2"):
+        push(steps[0], remote, dry_run=True)
+    with changing_nothing(tmp_path), pytest.raises(WrongBaseError, match="neither a baseline"):
+        push(steps[2], remote, dry_run=True)
 
 
 # The baseline
@@ -255,6 +305,13 @@ def test_a_kept_checkpoint_as_base(steps: list[Path], remote: Path, tmp_path: Pa
     with pytest.raises(WrongBaseError, match="version 3"):
         push(steps[3], remote, base=steps[0])
     assert build_all(remote, tmp_path / "scratch") == [tree(step) for step in steps[:3]]
+
+
+def test_a_base_that_is_not_there(steps: list[Path], remote: Path, tmp_path: Path) -> None:
+    """Also where no base is needed yet."""
+    with changing_nothing(tmp_path):
+        assert main(["push", str(steps[0]), str(remote), "--base", str(tmp_path / "missing"), "-q"]) == 3
+        assert main(["push", str(steps[0]), str(remote), "--base", str(tmp_path / "missing"), "--dry-run", "-q"]) == 3
 
 
 def test_a_baseline_of_links(steps: list[Path], remote: Path, tmp_path: Path) -> None:
@@ -551,6 +608,48 @@ def test_the_rights_that_a_push_needs(steps: list[Path], remote: Path) -> None:
     assert len(commits(remote)) == 3
 
 
+# What goes wrong when the version is there
+
+
+@pytest.mark.parametrize("link", [False, True])
+def test_published_but_the_baseline_has_no_room(
+    steps: list[Path], remote: Path, tmp_path: Path, link: bool, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    def no_room(*arguments: object, **options: object) -> None:
+        raise LocalError("the baseline", "no space left on device", hint="make room")
+
+    push(steps[0], remote, baseline_link=link)
+    with monkeypatch.context() as patch:
+        patch.setattr(Baseline, "relink", no_room)
+        patch.setattr(moving, "apply_chain", no_room)
+        more = ["--baseline-link"] if link else []
+        assert main(["push", str(steps[1]), str(remote), "--json", *more]) == 9
+    document = json.loads(capsys.readouterr().out)
+    assert (document["committed"], document["version"]) == (True, 2)
+    assert document["error"]["message"].endswith("no space left on device; version 2 is published all the same")
+    assert document["error"]["hint"] == "make room; then the same command again brings the baseline to it"
+    assert len(commits(remote)) == 2
+    result = push(steps[1], remote, baseline_link=link)
+    assert (result.version, result.kind, result.recovered) == (2, "same", True)
+    assert tree(baseline_of(steps[1])) == tree(steps[1])
+    assert push(steps[2], remote, baseline_link=link).base_version == 2
+    assert build_all(remote, tmp_path / "scratch") == [tree(step) for step in steps[:3]]
+
+
+def test_published_but_its_anchor_is_not(steps: list[Path], remote: Path) -> None:
+    class Refuses(Wrapped):
+        def called(self, name: str, key: str) -> None:
+            if name == "write" and key.startswith("anchors/0000000002"):
+                raise PermanentError("quota exceeded")
+
+    push(steps[0], remote)
+    with wrapping(Refuses), pytest.raises(TransportError, match="version 2 is published all the same") as caught:
+        push(steps[1], remote, anchor_every=1)
+    assert caught.value.hint is not None and caught.value.hint.endswith("dcr anchor adds its anchor")
+    assert caught.value.details == {"committed": True, "version": 2}
+    assert push(steps[1], remote).kind == "same" and not anchor(steps[1], remote).already
+
+
 # Prepared versions
 
 
@@ -585,9 +684,10 @@ def test_prepared_and_committed(steps: list[Path], remote: Path, tmp_path: Path)
 def test_prepared_and_given_up(steps: list[Path], remote: Path, tmp_path: Path) -> None:
     push(steps[0], remote)
     push(steps[1], remote, prepare=True)
-    assert not commit(remote, abort=True).committed
-    with pytest.raises(NotFoundError, match="prepared"):
-        commit(remote)
+    for _ in range(2):
+        assert not commit(remote, abort=True).committed
+        with pytest.raises(ConflictError, match="version 2 was given up"):
+            commit(remote)
     push(steps[2], remote)
     assert build_all(remote, tmp_path / "scratch") == [tree(steps[0]), tree(steps[2])]
 
@@ -673,23 +773,9 @@ def test_given_up_while_receivers_are_waited_for(steps: list[Path], remote: Path
     result = push(steps[1], remote, prepare=True)
     (prepared,) = remote.glob("versions/*/commit.json")
     acknowledge(remote, result, "host", STAGED)
-    with wrapping(GivesUp), pytest.raises(ConflictError, match="was given up while"):
+    with wrapping(GivesUp), pytest.raises(ConflictError, match="was given up"):
         commit(remote, quorum=1)
     assert len(commits(remote)) == 1
-
-
-def test_committed_while_it_is_given_up(steps: list[Path], remote: Path) -> None:
-    class Commits(Wrapped):
-        def done(self, name: str, key: str) -> None:
-            if name == "remove":
-                (remote / "commits/0000000002.json").write_bytes(data)
-
-    push(steps[0], remote)
-    push(steps[1], remote, prepare=True)
-    (prepared,) = remote.glob("versions/*/commit.json")
-    data = prepared.read_bytes()
-    with wrapping(Commits), pytest.raises(ConflictError, match="was committed while"):
-        commit(remote, abort=True)
 
 
 def test_a_prepared_version_from_another_state(steps: list[Path], remote: Path) -> None:
@@ -699,7 +785,7 @@ def test_a_prepared_version_from_another_state(steps: list[Path], remote: Path) 
     document = json.loads(prepared.read_bytes())
     document["base"]["content"] = document["target"]["content"]
     prepared.write_bytes(json.dumps(document).encode() + b"\n")
-    with pytest.raises(DamagedError, match="no delta from the state of version 1"):
+    with pytest.raises(DamagedError, match="from another state than that of version 1"):
         commit(remote)
     assert len(commits(remote)) == 1
 
@@ -800,6 +886,49 @@ def test_signed_versions(steps: list[Path], remote: Path, keys: tuple[Path, Path
         assert signature.startswith(b"ed25519:") and line and not end
     with pytest.raises(UsageError, match="a private one is needed"):
         push(steps[2], remote, sign_key=keys[0].with_suffix(".pub"))
+
+
+def test_only_signed_versions_are_followed(steps: list[Path], remote: Path, keys: tuple[Path, Path]) -> None:
+    own: dict[str, Any] = {"sign_key": keys[0], "trusted_keys": [str(keys[0].with_suffix(".pub"))]}
+    other: dict[str, Any] = {"trusted_keys": [str(keys[1].with_suffix(".pub"))]}
+    push(steps[0], remote, **own)
+    push(steps[1], remote, **own)
+    with changing_nothing(remote.parent), pytest.raises(WrongBaseError, match="signed"):
+        push(steps[2], remote, dry_run=True, **other)
+    before = snapshot(remote)
+    with pytest.raises(WrongBaseError, match="signed"):
+        push(steps[2], remote, **other)
+    assert snapshot(remote) == before
+    push(steps[2], remote, **own)
+
+
+@pytest.mark.parametrize("way", ["its note", "no note", "no baseline"])
+def test_a_baseline_is_brought_over_what_was_signed(
+    steps: list[Path], remote: Path, tmp_path: Path, keys: tuple[Path, Path], way: str
+) -> None:
+    trusting: dict[str, Any] = {"trusted_keys": [str(keys[0].with_suffix(".pub"))], "baseline": tmp_path / "own"}
+    theirs: dict[str, Any] = {"sign_key": keys[0], "baseline": tmp_path / "theirs"}
+    push(steps[0], remote, **theirs)
+    if way != "no baseline":
+        fresh_copy(tmp_path / "theirs", tmp_path / "own")
+    push(steps[1], remote, **theirs)
+    if way == "no note":
+        (tmp_path / "own/.dcr/remote.json").unlink()
+    checkpoint = steps[0] if way == "no baseline" else steps[2]
+    result = push(checkpoint, remote, sign_key=keys[0], **trusting)
+    assert (result.version, result.base_version) == (3, 2) and tree(tmp_path / "own") == tree(checkpoint)
+
+
+def test_a_baseline_is_not_brought_over_what_nobody_signed(
+    steps: list[Path], remote: Path, tmp_path: Path, keys: tuple[Path, Path]
+) -> None:
+    trusting: dict[str, Any] = {"trusted_keys": [str(keys[0].with_suffix(".pub"))], "baseline": tmp_path / "own"}
+    push(steps[0], remote, sign_key=keys[0], **trusting)
+    push(steps[1], remote, baseline=fresh_copy(tmp_path / "own", tmp_path / "theirs"))
+    before = snapshot(remote)
+    with pytest.raises(WrongBaseError, match="signed"):
+        push(steps[2], remote, sign_key=keys[0], **trusting)
+    assert snapshot(remote) == before and tree(tmp_path / "own") == tree(steps[0])
 
 
 def test_what_is_written_lies_apart_from_what_is_read(steps: list[Path], remote: Path, tmp_path: Path) -> None:

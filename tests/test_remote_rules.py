@@ -24,6 +24,7 @@ from dcr_cli.publisher.shares import Slice, cut
 from dcr_cli.remote import anchor as anchors
 from dcr_cli.remote.acknowledgement import decode_acknowledgement, encode_acknowledgement, read_acknowledgement
 from dcr_cli.remote.anchor import ANCHOR_KIND, Anchor, AnchorFile, decode_anchor, encode_anchor, open_anchor
+from dcr_cli.remote.decision import ABORT, COMMIT, decide, decode_decision, encode_decision, read_decision
 from dcr_cli.remote.hint import Hint, decode_hint, encode_hint, read_hint
 from dcr_cli.remote.history import History, decode_history, encode_history
 from dcr_cli.remote.keys import (
@@ -33,6 +34,7 @@ from dcr_cli.remote.keys import (
     anchor_file_key,
     anchor_key,
     commit_key,
+    decision_key,
     payload_key,
     place_of_acknowledgement,
     place_of_anchor,
@@ -91,6 +93,10 @@ def lines() -> dict[str, tuple[bytes, Callable[[bytes], object]]]:
     history = encode_history(History(HISTORY, ("gap", "whole"), CREATED, PUBLISHER))
     return {
         "dcr.json": (history, lambda data: decode_history(data, "dcr.json")),
+        "decision": (
+            encode_decision(HISTORY, place_of(3), COMMIT),
+            lambda data: decode_decision(data, HISTORY, place_of(3), "decision"),
+        ),
         "first": (encode_version(version(1)), lambda data: decode_version(data, 1, "commit").version),
         "commit": (encode_version(version(2)), lambda data: decode_version(data, 2, "commit").version),
         "anchor": (encode_anchor(small_anchor()), lambda data: decode_anchor(data, place_of(3), "anchor")[0]),
@@ -99,7 +105,7 @@ def lines() -> dict[str, tuple[bytes, Callable[[bytes], object]]]:
 
 
 DOCUMENTS = tuple(lines())
-SIGNED = DOCUMENTS[1:]
+SIGNED = DOCUMENTS[2:]
 
 
 NO_COUNTS: tuple[Any, ...] = (-1, 1 << 63, True, 1.5, "1", None)
@@ -753,3 +759,19 @@ def content_of(checkpoint: Path) -> bytes:
     state = inspect(checkpoint, digest=True, jobs=1).state
     assert state is not None
     return state.content
+
+
+# Decisions
+
+
+def test_rule_118_a_decision_is_of_its_place(store: Store) -> None:
+    refused_members("decision", {"version": 4}, "not that of its key")
+    refused_members("decision", {"id": place_of(4).id}, "not that of its key")
+    refused_members("decision", {"history": OTHER_HISTORY}, "not that of its key")
+    refused_members("decision", {"decision": "later"}, "neither commit nor abort")
+    place = place_of(3)
+    assert read_decision(store, HISTORY, place) is None
+    assert decide(store, HISTORY, place, ABORT) == ABORT
+    assert decide(store, HISTORY, place, COMMIT) == ABORT == read_decision(store, HISTORY, place)
+    store.put(decision_key(place), encode_decision(HISTORY, place_of(4), COMMIT))
+    refused(lambda: decide(store, HISTORY, place, ABORT), "not that of its key")

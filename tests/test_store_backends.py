@@ -27,7 +27,7 @@ from dcr_cli.store.location import locate
 from dcr_cli.store.memory import MemoryBackend
 from dcr_cli.store.opening import open_store
 from dcr_cli.store.store import Store
-from faults import StoppedError
+from faults import StoppedError, watching
 from paramiko_server import paramiko_server, taking_at_most
 from store_contract import BIG, MOST, Clock
 from store_servers import Bucket, bucket_server
@@ -505,3 +505,45 @@ def test_a_put_that_is_stopped_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         Store(backend, "test://remote").put("a", Ends(b"1"))
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("way", ["put", "create"])
+def test_a_folder_that_is_emptied_while_something_is_put_there(tmp_path: Path, clock: Clock, way: str) -> None:
+    """Whatever step of it another process is at: what was there is gone, and what comes is there."""
+    backend = LocalBackend(str(tmp_path))
+    store = Store(backend, "test://remote", patience=clock.patience())
+    key, other = "a/b/c/new", "a/b/c/old"
+    number = 0
+    while True:
+        store.delete(key)
+        store.put(other, b"old")
+        left = number
+
+        def empty(kind: str, path: str, to: str) -> None:
+            nonlocal left
+            left -= 1
+            if left == -1:
+                backend.remove(other)
+
+        with watching(empty):
+            if way == "put":
+                store.put(key, b"new")
+            else:
+                assert store.put_if_absent(key, b"new")
+        assert store.get(key, most_bytes=3) == b"new"
+        if left >= 0:
+            break
+        assert store.get(other, most_bytes=3) is None
+        number += 1
+    assert number > 3
+
+
+def test_folders_go_with_the_last_that_is_in_them(tmp_path: Path) -> None:
+    backend = LocalBackend(str(tmp_path))
+    for key in ("a/b/c/d", "a/b/e"):
+        backend.write(key, b"1", 1)
+    backend.remove("a/b/c/d")
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["a", "b", "e"]
+    backend.remove("a/b/e")
+    # Those that are at the root stay: whoever lists them need not tell an empty one from none.
+    assert [path.name for path in tmp_path.rglob("*")] == ["a"]

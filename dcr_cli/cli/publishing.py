@@ -16,6 +16,7 @@ from dcr_cli.cli.options import (
     SingleWriter,
     Skip,
     StorageOption,
+    TrustedKey,
     bytes_per_second_of,
     command,
     path_of,
@@ -73,6 +74,7 @@ def push(
     ] = None,
     single_writer: SingleWriter = False,
     sign_key: SignKey = None,
+    trusted_key: TrustedKey = None,
     label: Annotated[str, typer.Option("--label", metavar="TEXT", help="Who publishes, for people.")] = "",
     part: Annotated[
         str | None,
@@ -127,6 +129,7 @@ def push(
             single_writer=single_writer,
             storage_options=storage_options_of(storage_option),
             sign_key=path_of(sign_key, "--sign-key") if sign_key is not None else None,
+            trusted_keys=trusted_key or (),
             publisher=label,
             limit_bytes_per_second=bytes_per_second_of(limit_rate),
         )
@@ -152,6 +155,7 @@ def push(
             single_writer=single_writer,
             storage_options=storage_options_of(storage_option),
             sign_key=path_of(sign_key, "--sign-key") if sign_key is not None else None,
+            trusted_keys=trusted_key or (),
             publisher=label,
             limit_bytes_per_second=bytes_per_second_of(limit_rate),
             jobs=session.jobs,

@@ -45,6 +45,11 @@ class PublishedAnchor:
     sent_bytes: int
 
 
+def is_anchor_due(every: int | None, version: int, newest: int) -> bool:
+    """Whether a version is to have an anchor, which is wanted every so many versions, as `newest` has the last one."""
+    return every is not None and version - newest >= every
+
+
 def publish_anchor(
     store: Store,
     source: Checkpoint,

@@ -54,7 +54,50 @@ def check_places(
         raise UsageError(str(folder), "holds a checkpoint, and is no remote", hint=hint)
 
 
-class Baseline:
+class KeptBaseline:
+    """A baseline as it lies there, looked at and not changed; a context manager. One that is not there holds nothing.
+
+    Without a lock: whoever changes it meanwhile may be seen.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._root = open_folder(path) if path.exists() else None
+        self._home = self._root.find_folder(STATE_FOLDER) if self._root is not None else None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for folder in (self._home, self._root):
+            if folder is not None:
+                folder.close()
+
+    @property
+    def has_checkpoint(self) -> bool:
+        """Whether a checkpoint lies in it, all of it; without, it only keeps what is being sent."""
+        if self._root is None or self._home is None:
+            return False
+        is_filled = self._home.read(_FILLING, len(_WHOLE)) == _WHOLE
+        return self._root.names() != [STATE_FOLDER] and (not self.is_begun or is_filled)
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether it was begun and has not come to a version, as what it was made from was not published."""
+        return self._home is not None and self._home.status(_FILLING) is not None
+
+    def position(self) -> Position | None:
+        return read_position(self._home) if self._home is not None else None
+
+    def recorded_state(self) -> State | None:
+        """The state that its record says it is in."""
+        record = read_record(self._home) if self._home is not None else None
+        return record.state if record is not None else None
+
+
+class Baseline(KeptBaseline):
     """The folder of a baseline, made if it is not there, and locked; a context manager.
 
     LocalError where it cannot be made, ConflictError if another push has it, or if it holds something else.
@@ -74,44 +117,17 @@ class Baseline:
         except BaseException:
             self._stack.close()
             raise
+        self.path = self.root.path
+        self._root, self._home = self.root, locked.folder
         self.home = locked.folder
         if self.home.status(_MARK) is None:
             # What a push empties and fills is nobody else's checkpoint.
             self.home.replace_file(_MARK, b"")
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._stack.close()
-
-    @property
-    def path(self) -> Path:
-        return self.root.path
-
-    @property
-    def has_checkpoint(self) -> bool:
-        """Whether a checkpoint lies in it, all of it; without, it only keeps what is being sent."""
-        return self.root.names() != [STATE_FOLDER] and (not self.is_begun or self._is_filled)
-
-    @property
-    def is_begun(self) -> bool:
-        """Whether it was begun and has not come to a version, as what it was made from was not published."""
-        return self.home.status(_FILLING) is not None
-
-    @property
-    def _is_filled(self) -> bool:
-        return self.home.read(_FILLING, len(_WHOLE)) == _WHOLE
-
-    def position(self) -> Position | None:
-        return read_position(self.home)
-
-    def recorded_state(self) -> State | None:
-        """The state that its record says it is in."""
-        record = read_record(self.home)
-        return record.state if record is not None else None
 
     def move_to(self, position: Position) -> None:
         """Say, durably, which version it is at."""

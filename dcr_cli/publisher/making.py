@@ -67,6 +67,11 @@ class Made:
     changed_tensors: int
     changed_elements: int
 
+    @property
+    def changed(self) -> tuple[int, int]:
+        """How many tensors and elements changed."""
+        return self.changed_tensors, self.changed_elements
+
 
 class Making:
     """A delta that is being made; a context manager. `add` may be called from any thread, one tensor goes at a time.

@@ -19,7 +19,7 @@ from dcr_cli.remote.keys import Place
 from dcr_cli.remote.version import Published
 from dcr_cli.store.store import Store
 
-_AGAIN = "fill it from the newest version, and make another publisher"
+_AGAIN = "fill the arrays with the newest version, of which dcr pull makes a copy, and make another publisher"
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,28 +5,33 @@ What a stopped run has left is taken over here. The baseline is moved by the cal
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
+from dcr_cli.checkpoint.digest import State
 from dcr_cli.delta.commit import Commit
 from dcr_cli.durable import Folder
 from dcr_cli.errors import ConflictError
 from dcr_cli.fetch.position import Position
+from dcr_cli.publisher.age import announce, is_begun, is_young, note_beginning
 from dcr_cli.publisher.committing import Author, Outcome, create_commit, make_commit, newest_anchor
 from dcr_cli.publisher.outgoing import (
     Outgoing,
     Sending,
     SourceChangedError,
+    begin_anchor,
     drop_outgoing,
     note_prepared,
     read_sending,
     was_prepared,
 )
 from dcr_cli.publisher.uploads import Uploads
-from dcr_cli.remote.hint import PREPARED, STREAMING, Hint, write_hint
+from dcr_cli.remote.decision import ABORT, COMMIT, decide, read_decision
+from dcr_cli.remote.hint import GIVEN_UP, PREPARED, STREAMING, Hint, write_hint
 from dcr_cli.remote.keys import Place, new_id, prepared_key
 from dcr_cli.remote.log import Log
 from dcr_cli.remote.version import AnchorParts, Published
@@ -59,13 +64,8 @@ class Publication:
         return self._log.history
 
     def find_head(self, position: Position | None, seen_at: str) -> Published | None:
-        """Read where the log stands: the newest version, which follows the one that was seen, if one was."""
-        if position is None:
-            newest = self._log.newest(0)
-            self.head = self._log.require(newest) if newest else None
-            return self.head
-        at = self._log.check_known(position.known, seen_at)
-        self.head = [at, *self._log.following(at, self._log.newest(position.version))][-1]
+        """Read where the log stands, and go on from there."""
+        self.head = find_head(self._log, position, seen_at)
         return self.head
 
     def find_own(self) -> Published | None:
@@ -82,18 +82,51 @@ class Publication:
             drop_outgoing(self._home)
         return None
 
-    def sending(self) -> Sending:
-        """What is sent now: what a stopped run was sending, if it follows the newest version, or a new one."""
+    def check_decided(self) -> None:
+        """Raise ConflictError if this publisher has prepared a version which nobody has committed yet, or given up."""
         sending = read_sending(self._home)
-        is_next = sending is not None and (sending.place.version, sending.previous) == self._next
-        return sending if sending is not None and is_next and not self._is_given_up(sending) else self.new_sending()
+        if sending is None or not was_prepared(self._home) or self._is_given_up(sending):
+            return
+        number = sending.place.version
+        facts = f"version {number} is prepared, and nobody has committed it or given it up"
+        hint = f"dcr commit {shlex.quote(self._store.shown)} {number}, or the same with --abort, comes first"
+        raise ConflictError(self._store.shown, facts, hint=hint)
+
+    def sending(self) -> Sending:
+        """What is sent now: what a stopped run was sending, if it follows the newest version and cannot be pruned by
+        now, or a new one."""
+        sending = read_sending(self._home)
+        if sending is None or (sending.place.version, sending.previous) != self._next or not self._goes_on(sending):
+            return self.new_sending()
+        return sending
+
+    def _goes_on(self, sending: Sending) -> bool:
+        if not is_begun(self._home) or (was_prepared(self._home) and self._is_given_up(sending)):
+            return False
+        if is_young(self._home, announce(self._store, self._hint(sending.place, STREAMING))):
+            return True
+        write_hint(self._store, self._hint(sending.place, GIVEN_UP))
+        return False
 
     def _is_given_up(self, sending: Sending) -> bool:
         """Whether what was prepared is so no more. Receivers that have said they have it staged have it no longer, so
         that their word must not count for another attempt."""
-        if not was_prepared(self._home):
-            return False
-        return self._store.stat(prepared_key(sending.place), is_denied_absent=True) is None
+        if self._store.stat(prepared_key(sending.place), is_denied_absent=True) is None:
+            return True
+        return read_decision(self._store, self.history, sending.place) == ABORT
+
+    def _hint(self, place: Place, state: str) -> Hint:
+        return Hint(self.history, place, state, self._author.now())
+
+    def _begin(self, place: Place) -> None:
+        """Say what is being sent, and since when."""
+        note_beginning(self._home, announce(self._store, self._hint(place, STREAMING)))
+
+    def anchor_sending(self, state: State) -> Sending:
+        """What is sent now of a version that is an anchor of this state."""
+        sending = begin_anchor(self._home, self.sending, state)
+        self._begin(sending.place)
+        return sending
 
     def new_sending(self) -> Sending:
         """A new version; what a stopped run was sending is dropped."""
@@ -109,9 +142,8 @@ class Publication:
     @contextmanager
     def outgoing(self, sending: Sending, jobs: int) -> Iterator[Outgoing]:
         """What a delta is written to, and sent from while it comes."""
-        announce = partial(write_hint, self._store, Hint(self.history, sending.place, STREAMING, self._author.now()))
         with Uploads(jobs) as uploads:
-            yield Outgoing(self._home, sending, self._store, uploads, announce)
+            yield Outgoing(self._home, sending, self._store, uploads, partial(self._begin, sending.place))
 
     def send(self, make: Callable[[Outgoing], Result], jobs: int) -> tuple[Outgoing, Result]:
         """Have a delta made, and send it while it comes.
@@ -137,15 +169,42 @@ class Publication:
         data = make_commit(self.history, place, self.head, parts, anchor=anchor, author=self._author)
         note_prepared(self._home)
         self._store.put(prepared_key(place), data)
-        write_hint(self._store, Hint(self.history, place, PREPARED, self._author.now()))
+        write_hint(self._store, self._hint(place, PREPARED))
         return len(data)
 
     def commit(self, place: Place, parts: Commit | AnchorParts, anchor: int) -> Committed:
-        """Make the version exist, all of which is sent. ConflictError if another one was faster with another state."""
+        """Make the version exist, all of which is sent. ConflictError if another one was faster with another state, or
+        if it was prepared before and is given up."""
         data = make_commit(self.history, place, self.head, parts, anchor=anchor, author=self._author)
         try:
+            if was_prepared(self._home):
+                self.decide(place)
             outcome, published = create_commit(self._store, self._log, data, place.version)
         except ConflictError:
             drop_outgoing(self._home)
             raise
         return Committed(published, outcome, len(data))
+
+    def decide(self, place: Place) -> None:
+        """Decide that a version which may be prepared is committed; ConflictError if it was given up."""
+        if decide(self._store, self.history, place, COMMIT) != COMMIT:
+            raise self._given_up(place)
+
+    def check_not_given_up(self, place: Place) -> None:
+        """Raise ConflictError if a version that is to be prepared was given up before."""
+        if read_decision(self._store, self.history, place) == ABORT:
+            raise self._given_up(place)
+
+    def _given_up(self, place: Place) -> ConflictError:
+        facts = f"version {place.version} was prepared and given up"
+        hint = "run the same command again, with another --attempt if one was given"
+        return ConflictError(self._store.shown, facts, hint=hint)
+
+
+def find_head(log: Log, position: Position | None, seen_at: str) -> Published | None:
+    """Read where a log stands: the newest version, which follows the one that was seen, if one was."""
+    if position is None:
+        newest = log.newest(0)
+        return log.require(newest) if newest else None
+    at = log.check_known(position.known, seen_at)
+    return [at, *log.following(at, log.newest(position.version))][-1]

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dcr_cli.checkpoint.checkpoint import Tensor
 from dcr_cli.checkpoint.digest import State
+from dcr_cli.remote.keys import Place
+from dcr_cli.remote.version import ANCHOR, Published
+
+SAME, PREPARED = "same", "prepared"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,3 +44,68 @@ class PushResult:
     recovered: bool
     dry_run: bool
     applied: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What is published, and where."""
+
+    remote: str
+    history: str
+    checkpoint: str
+    tensors: Sequence[Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """What became of it: `head` is the version before, `place` that of the version that was published or is the same,
+    `changed` how many tensors and elements changed."""
+
+    kind: str
+    head: Published | None
+    place: Place | None
+    target: State
+    changed: tuple[int, int] = (0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What the version takes, and what was sent."""
+
+    delta_bytes: int = 0
+    uploaded_bytes: int = 0
+
+
+def push_result(
+    subject: Subject,
+    ending: Ending,
+    *,
+    sizes: Sizes,
+    anchor: int | None = None,
+    recovered: bool = False,
+    dry_run: bool = False,
+) -> PushResult:
+    """Put together what a push came to."""
+    head, place = ending.head, ending.place
+    starts_from = head.version if head is not None and ending.kind != ANCHOR else None
+    return PushResult(
+        remote=subject.remote,
+        checkpoint=subject.checkpoint,
+        history=subject.history,
+        version=place.version if place is not None else None,
+        id=place.id if place is not None else None,
+        kind=ending.kind,
+        base_version=starts_from.number if starts_from is not None and ending.kind != SAME else None,
+        base=starts_from.target if starts_from is not None else None,
+        target=ending.target,
+        tensors=len(subject.tensors),
+        changed_tensors=ending.changed[0],
+        elements=sum(tensor.elements for tensor in subject.tensors),
+        changed_elements=ending.changed[1],
+        dense_bytes=sum(tensor.bytes for tensor in subject.tensors),
+        delta_bytes=sizes.delta_bytes,
+        uploaded_bytes=sizes.uploaded_bytes,
+        anchor=anchor,
+        recovered=recovered,
+        dry_run=dry_run,
+    )

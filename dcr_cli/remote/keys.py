@@ -13,6 +13,7 @@ from dcr_cli.errors import UsageError
 
 HISTORY_KEY, HINT_KEY = "dcr.json", "next.json"
 PRUNE_KEY = "prune.json"
+DECISION_NAME = "decision.json"
 COMMITS, VERSIONS, ANCHORS, ACKNOWLEDGEMENTS = "commits/", "versions/", "anchors/", "acks/"
 STAGED, APPLIED = "staged", "applied"
 MOST_VERSION = 9_999_999_999
@@ -81,6 +82,10 @@ def version_of_commit(key: str) -> int | None:
 
 def prepared_key(place: Place) -> str:
     return f"{VERSIONS}{place}/{COMMIT_NAME}"
+
+
+def decision_key(place: Place) -> str:
+    return f"{VERSIONS}{place}/{DECISION_NAME}"
 
 
 def manifest_key(place: Place) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from dcr_cli.delta.output import COMMIT_NAME, DIGESTS_NAME, MANIFEST_NAME
 from dcr_cli.errors import UnsupportedError
 from dcr_cli.remote.keys import (
+    DECISION_NAME,
     HINT_KEY,
     HISTORY_KEY,
     PRUNE_KEY,
@@ -102,7 +103,8 @@ def list_if_allowed(store: Store, prefix: str) -> tuple[Entry, ...] | None:
 
 def _is_of_version(rest: str) -> bool:
     """Whether the rest of a key is that of an object which a version has."""
-    return rest in (MANIFEST_NAME, DIGESTS_NAME, COMMIT_NAME) or is_payload(rest) or is_part(rest)
+    is_document = rest in (MANIFEST_NAME, DIGESTS_NAME, COMMIT_NAME, DECISION_NAME)
+    return is_document or is_payload(rest) or is_part(rest)
 
 
 def _held(place: Place, entries: list[Entry], document: str) -> Held:

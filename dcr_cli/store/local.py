@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from dcr_cli.durable import File, Folder, open_folder
@@ -87,6 +87,7 @@ class LocalBackend:
                 # Somebody else was faster.
                 if not isinstance(error.__cause__, FileNotFoundError):
                     raise
+            _remove_emptied(folder, key)
 
     def close(self) -> None:
         pass
@@ -110,8 +111,8 @@ class LocalBackend:
         new = new_name(key)
         self._make_root()
         with open_folder(self._root) as folder:
-            folder.make_parents(key)
             try:
+                folder.make_parents(key)
                 with folder.create_file(new) as file:
                     at = 0
                     for part in parts(data):
@@ -119,8 +120,11 @@ class LocalBackend:
                         at += len(part)
                     file.sync()
                 put_in_place(folder, new)
-            except BaseException:
+            except BaseException as error:
                 folder.remove(new, missing_ok=True)
+                if isinstance(error.__cause__, FileNotFoundError):
+                    # Its folder was empty, and has just been removed with what was in it before.
+                    raise AbsentError from error
                 raise
             folder.sync(key.rpartition("/")[0])
 
@@ -158,6 +162,16 @@ def _walk(root: Folder, prefix: str) -> Iterator[Entry]:
         elif stat.S_ISREG(status.st_mode):
             known = _status(status)
             yield Entry(prefix + name, known.size, known.modified)
+
+
+def _remove_emptied(root: Folder, key: str) -> None:
+    """Remove the folders above what was removed that hold nothing more, as far as that may be; those in the root itself
+    stay."""
+    above = key.rpartition("/")[0]
+    with suppress(LocalError):
+        while "/" in above:
+            root.remove_folder(above, used_ok=True)
+            above = above.rpartition("/")[0]
 
 
 def _is_folder(status: os.stat_result | None) -> bool:

@@ -1,0 +1,219 @@
+"""Committing a prepared version beside giving it up: of all who decide at once, each is told what became of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from dcr_cli.commit import commit
+from dcr_cli.errors import ConflictError, DcrError, NotFoundError
+from dcr_cli.prune import prune
+from dcr_cli.push import PushResult, push
+from dcr_cli.remote.hint import STREAMING, Hint, encode_hint
+from dcr_cli.remote.keys import Place, new_id
+from dcr_cli.store.backend import Backend
+from dcr_cli.verify_remote import verify_remote
+from faults import StoppedError
+from published import build_all, commits
+from receivers import fresh_copy, tree
+from store_wrappers import KillsAtCall, interrupting, wrapping
+from strategies import write_tiny_steps
+
+COMMITTED, GIVEN_UP, REFUSED = "committed", "given up", "refused"
+
+
+def refused(error: DcrError, *reasons: str) -> str:
+    """That it was refused, and for one of these reasons."""
+    assert any(reason in str(error) for reason in reasons), error
+    return REFUSED
+
+
+@dataclass
+class Scene:
+    """A remote at version 1 whose version 2 is prepared, and what was there before each try."""
+
+    root: Path
+    steps: list[Path]
+    prepared: PushResult
+
+    @property
+    def remote(self) -> Path:
+        return self.root / "remote"
+
+    @property
+    def baseline(self) -> Path:
+        return self.root / "baseline"
+
+    def restore(self) -> None:
+        for name in ("remote", "baseline"):
+            fresh_copy(self.root / f"kept-{name}", self.root / name)
+
+    def commit(self) -> str:
+        try:
+            commit(self.remote, 2)
+        except (ConflictError, NotFoundError) as error:
+            return refused(error, "given up", "taken", "no version 2 is prepared")
+        return COMMITTED
+
+    def abort(self) -> str:
+        try:
+            result = commit(self.remote, 2, abort=True)
+        except ConflictError as error:
+            return refused(error, "is committed", "taken")
+        return COMMITTED if result.committed else GIVEN_UP
+
+    def push(self, step: int, **options: object) -> PushResult:
+        return push(self.steps[step], self.remote, baseline=self.baseline, jobs=1, **options)  # type: ignore[arg-type]
+
+    def id_of_2(self) -> str | None:
+        found = commits(self.remote)
+        return found[1]["id"] if len(found) > 1 else None
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Scene:
+    steps = write_tiny_steps(tmp_path, 3)
+    remote, baseline = tmp_path / "remote", tmp_path / "baseline"
+    push(steps[0], remote, baseline=baseline)
+    prepared = push(steps[1], remote, baseline=baseline, prepare=True)
+    for place in (remote, baseline):
+        fresh_copy(place, tmp_path / f"kept-{place.name}")
+    return Scene(tmp_path, steps, prepared)
+
+
+def both(scene: Scene, first: Callable[[], str], second: Callable[[], str]) -> set[tuple[str, str]]:
+    """What both came to, for each call of the first one before which the second one happens."""
+    outcomes: set[tuple[str, str]] = set()
+    number = 0
+    while True:
+        scene.restore()
+        others: list[str] = []
+        with interrupting(number, lambda others=others: others.append(second())):  # type: ignore[misc]
+            outcome = first()
+        if not others:
+            return outcomes
+        outcomes.add((outcome, others[0]))
+        is_there = scene.id_of_2() == scene.prepared.id
+        assert is_there == (COMMITTED in (outcome, others[0])), (number, outcome, others)
+        assert not (is_there and GIVEN_UP in (outcome, others[0])), (number, outcome, others)
+        number += 1
+
+
+def test_given_up_while_it_is_committed(scene: Scene) -> None:
+    assert both(scene, scene.commit, scene.abort) == {(REFUSED, GIVEN_UP), (COMMITTED, REFUSED)}
+
+
+def test_committed_while_it_is_given_up(scene: Scene) -> None:
+    assert both(scene, scene.abort, scene.commit) == {(COMMITTED, COMMITTED), (GIVEN_UP, REFUSED), (REFUSED, COMMITTED)}
+
+
+def test_two_commit_at_once(scene: Scene) -> None:
+    assert both(scene, scene.commit, scene.commit) == {(COMMITTED, COMMITTED)}
+
+
+def test_given_up_while_its_publisher_commits_it(scene: Scene) -> None:
+    def publish() -> str:
+        try:
+            result = scene.push(1)
+        except ConflictError as error:
+            return refused(error, "given up")
+        # Under another id it is another version.
+        return COMMITTED if result.id == scene.prepared.id else REFUSED
+
+    outcomes = both(scene, publish, scene.abort)
+    assert (COMMITTED, REFUSED) in outcomes and (REFUSED, GIVEN_UP) in outcomes
+    scene.restore()
+    assert scene.push(1).id == scene.prepared.id
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("way", ["commit", "abort", "same", "other", "prepare"])
+def test_who_commits_is_killed(scene: Scene, when: str, way: str) -> None:
+    """Whoever comes next can go on, whatever he wants."""
+    number = 0
+    while True:
+        scene.restore()
+        killing: list[KillsAtCall] = []
+
+        def kill(backend: Backend, number: int = number, killing: list[KillsAtCall] = killing) -> Backend:
+            killing.append(KillsAtCall(backend, number, when=when))
+            return killing[0]
+
+        with wrapping(kill):
+            try:
+                scene.commit()
+            except StoppedError:
+                pass
+            else:
+                return
+        was_there = len(commits(scene.remote)) == 2
+        is_decided = was_there or any(scene.remote.glob("versions/*/decision.json"))
+        if way == "commit":
+            assert scene.commit() == COMMITTED and scene.id_of_2() == scene.prepared.id
+        elif way == "abort":
+            expected = COMMITTED if was_there else REFUSED if is_decided else GIVEN_UP
+            assert scene.abort() == expected
+            assert scene.commit() == (COMMITTED if is_decided else REFUSED)
+        elif way == "same":
+            result = scene.push(1)
+            assert (result.version, result.id) == (2, scene.prepared.id)
+        elif way == "other":
+            scene.push(2)
+            states = [0, 1, 2] if was_there else [0, 2]
+            assert build_all(scene.remote, scene.root / "scratch") == [tree(scene.steps[step]) for step in states]
+            assert scene.commit() == (COMMITTED if was_there else REFUSED)
+        elif not was_there:
+            assert scene.push(1, prepare=True).id == scene.prepared.id
+            assert scene.commit() == COMMITTED
+        number += 1
+
+
+def test_what_is_decided_needs_no_quorum_again(scene: Scene) -> None:
+    with pytest.raises(ConflictError, match="0 of 1"):
+        commit(scene.remote, quorum=1)
+    place = Place(2, str(scene.prepared.id))
+    document: dict[str, object] = {"format": "dcr-1", "requires": [], "history": scene.prepared.history}
+    document |= {"version": 2, "id": place.id, "decision": "commit"}
+    line = json.dumps(document, sort_keys=True, separators=(",", ":")).encode() + b"\n"
+    (scene.remote / f"versions/{place}/decision.json").write_bytes(line)
+    assert commit(scene.remote, quorum=1).committed
+
+
+def test_pruned_while_it_is_committed(scene: Scene) -> None:
+    """What was prepared, and what nobody has touched for a day, is a version and whole, or given up."""
+    old = time.time() - 25 * 3600
+    for path in scene.root.glob("kept-remote/versions/**/*"):
+        os.utime(path, (old, old))
+    hint = Hint(scene.prepared.history, Place(2, new_id()), STREAMING, "")
+    (scene.root / "kept-remote/next.json").write_bytes(encode_hint(hint))
+
+    def prune_it() -> str:
+        prune(scene.remote)
+        return REFUSED
+
+    for first, second in ((prune_it, scene.commit), (scene.commit, prune_it)):
+        number = 0
+        while True:
+            scene.restore()
+            for path in scene.remote.glob("versions/**/*"):
+                os.utime(path, (old, old))
+            others: list[str] = []
+            with interrupting(number, lambda others=others, second=second: others.append(second())):  # type: ignore[misc]
+                try:
+                    outcome = first()
+                except DcrError as error:
+                    raise AssertionError((number, error)) from error
+            if not others:
+                break
+            assert (scene.id_of_2() is not None) == (COMMITTED in (outcome, others[0]))
+            verify_remote(scene.remote, deep=True)
+            if scene.id_of_2() is not None:
+                assert build_all(scene.remote, scene.root / "scratch") == [tree(step) for step in scene.steps[:2]]
+            number += 1
+        assert number > 5
