@@ -20,6 +20,7 @@ from dcr_cli.fetch.spool import spool_of
 from dcr_cli.fetch.wish import Wish
 from dcr_cli.finishing import check_overtakable
 from dcr_cli.journey import Journey, Trip
+from dcr_cli.receiver.view import has_layout
 from dcr_cli.store.store import Store
 
 # So many ways are begun; somebody who prunes faster than is fetched has to be told to keep more.
@@ -45,7 +46,7 @@ def advance(store: Store, path: Path, wish: Wish) -> PullResult:
         if standing.own is not None and standing.own.version.number == target:
             return journey.stay(standing.own)
         try:
-            return journey.go(Scout(source, standing.own, target, losses))
+            return journey.go(Scout(source, standing.own, target, losses, by_deltas_alone=has_layout(path, wish.view)))
         except RemovedError as error:
             losses.add(error)
             if ways == _MOST_WAYS:

@@ -108,6 +108,7 @@ def follow(
     receiver_key: str | os.PathLike[str] | None = None,
     hook: str | None = None,
     hook_seconds: float = DEFAULT_SECONDS,
+    layout: str | os.PathLike[str] | None = None,
     limit_bytes_per_second: float | None = None,
     jobs: int | None = None,
     progress: Progress | None = None,
@@ -126,6 +127,7 @@ def follow(
         receiver_key=receiver_key,
         hook=hook,
         hook_seconds=hook_seconds,
+        layout=layout,
     )
     check_path(checkpoint, "checkpoint")
     check_apart({"checkpoint": checkpoint, "remote": folder_of(remote)})

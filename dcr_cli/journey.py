@@ -153,7 +153,7 @@ class Journey:
         applied = apply_chain(
             deltas,
             self.path,
-            ApplyWay(self.wish.mode, keep_previous=keep_previous, before_seen=prepare),
+            ApplyWay(self.wish.mode, keep_previous=keep_previous, view=self.wish.view, before_seen=prepare),
             jobs=effort.jobs,
             progress=effort.progress,
             remote=self.source.shown,

@@ -41,6 +41,7 @@ def pull(
     receiver_key: str | os.PathLike[str] | None = None,
     hook: str | None = None,
     hook_seconds: float = DEFAULT_SECONDS,
+    layout: str | os.PathLike[str] | None = None,
     limit_bytes_per_second: float | None = None,
     jobs: int | None = None,
     dry_run: bool = False,
@@ -49,9 +50,9 @@ def pull(
     """Bring `checkpoint` to the newest version of `remote`, or to `version`, which may lie behind.
 
     A folder that is not there, or empty, becomes a copy; one that holds one of the newest versions is brought on from
-    there; any other one is refused, unless `repair` brings it to the version by an anchor, whatever it holds. `mode`
-    and `keep_previous` are those of `apply`. With `trusted_keys` (as text or files) only what one of them has signed
-    counts. `hook` is a shell command that runs when the bytes are in place; if it fails, the next pull runs it again.
+    there; any other one is refused, unless `repair` brings it to the version by an anchor, whatever it holds. `mode`,
+    `keep_previous` and `layout` are those of `apply`; a receiver with a layout comes to a version by deltas alone. With
+    `trusted_keys` (as text or files) only what one of them has signed counts. `hook` is a shell command that runs when the bytes are in place; if it fails, the next pull runs it again.
     A `receiver`'s name is what it acknowledges the version by, signed with `receiver_key`; one that has a name also
     stages the version after it, if that is prepared; what prevents that is no error of the pull: the result has it as
     `staging_error`. Raises what `apply` raises,
@@ -69,6 +70,7 @@ def pull(
         receiver_key=receiver_key,
         hook=hook,
         hook_seconds=hook_seconds,
+        layout=layout,
         dry_run=dry_run,
     )
     check_path(checkpoint, "checkpoint")

@@ -15,11 +15,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from dcr_cli import apply, diff, verify
+from dcr_cli import anchor, apply, diff, pull, push, verify
 from dcr_cli.errors import (
     DamagedError,
     IncompleteError,
     UnsupportedError,
+    UsageError,
     WrongBaseError,
 )
 from dcr_cli.layout.layout import LocalTensor, Rule
@@ -303,3 +304,82 @@ def test_aside_stopped_at_every_step(place: Path) -> None:
         assert tree(link) == tree(run.ranks(1))
         shutil.rmtree(work)
     assert number > 20 and seen == {"base", "target"}
+
+
+# Pulled.
+
+
+@pytest.fixture
+def remote(run: Run) -> Path:
+    """A remote with version 1 and, if it is asked for, more; an anchor would be the cheaper way."""
+    push(run.dense(0), run.folder / "remote")
+    push(run.dense(1), run.folder / "remote")
+    return run.folder / "remote"
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_pulled_from_where_it_is_found_to_be(run: Run, remote: Path, mode: str) -> None:
+    receiver = run.receiver()
+    result = pull(remote, receiver, mode=mode, layout=run.layout)
+    assert (result.from_version, result.applied, result.adopted) == (1, (2,), True)
+    assert tree(receiver) == tree(run.ranks(1))
+    run.layout.unlink()
+    assert pull(remote, receiver).already
+    push(run.dense(2), remote)
+    result = pull(remote, receiver, mode=mode)
+    assert result.applied == (3,) and tree(receiver) == tree(run.ranks(2))
+    assert verify(receiver, remote=remote).matches
+
+
+def test_adopted_as_it_is(run: Run, remote: Path) -> None:
+    shutil.copytree(run.ranks(1), run.folder / "receiver")
+    result = pull(remote, run.folder / "receiver", layout=run.layout)
+    assert result.already and result.adopted
+    push(run.dense(2), remote)
+    pull(remote, run.folder / "receiver")
+    assert tree(run.folder / "receiver") == tree(run.ranks(2))
+
+
+def test_pulled_behind_a_link(run: Run, remote: Path) -> None:
+    run.receiver("first")
+    link = run.folder / "link"
+    link.symlink_to("first")
+    pull(remote, link, mode="aside", layout=run.layout)
+    assert tree(link) == tree(run.ranks(1))
+    push(run.dense(2), remote)
+    pull(remote, link, mode="aside")
+    assert tree(link) == tree(run.ranks(2))
+
+
+def test_no_anchor_takes_the_place_of_ranks(run: Run, remote: Path) -> None:
+    receiver = run.receiver()
+    shutil.rmtree(next((remote / "versions").glob("0000000002-*")))
+    anchor(run.dense(1), remote)
+    before = tree(receiver)
+    with pytest.raises(WrongBaseError, match="version 2 cannot be reached by deltas"):
+        pull(remote, receiver, layout=run.layout)
+    with pytest.raises(UsageError, match="--repair and --layout exclude each other"):
+        pull(remote, receiver, layout=run.layout, repair=True)
+    assert tree(receiver) == before
+
+
+def test_a_new_folder_is_not_made_by_a_layout(run: Run, remote: Path) -> None:
+    with pytest.raises(WrongBaseError, match="cannot be reached by deltas"):
+        pull(remote, run.folder / "nowhere", layout=run.layout)
+    assert not (run.folder / "nowhere").exists()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_pull_stopped_at_every_step(place: Path, mode: str) -> None:
+    run = make_run(place)
+    push(run.dense(0), place / "remote")
+    push(run.dense(1), place / "remote")
+    for number in count():
+        receiver = run.receiver(f"receiver-{number}")
+        if stopped_at(number, partial(pull, place / "remote", receiver, mode=mode, jobs=1, layout=run.layout)):
+            break
+        state_of(run, receiver)
+        pull(place / "remote", receiver, mode=mode, jobs=1, layout=run.layout)
+        assert tree(receiver) == tree(run.ranks(1))
+        shutil.rmtree(receiver)
+    assert number > 20

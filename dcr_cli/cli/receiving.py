@@ -9,6 +9,7 @@ import typer
 
 from dcr_cli import process
 from dcr_cli.cli.options import (
+    Layout,
     LimitRate,
     Remote,
     StorageOption,
@@ -60,6 +61,7 @@ def pull(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", "-n", help="Say the way and its bytes; change nothing.")
     ] = False,
+    layout: Layout = None,
     storage_option: StorageOption = None,
     limit_rate: LimitRate = None,
 ) -> int:
@@ -83,6 +85,7 @@ def pull(
         "receiver_key": path_of(receiver_key, "--receiver-key") if receiver_key is not None else None,
         "hook": hook,
         "hook_seconds": seconds_of(hook_timeout, "--exec-timeout"),
+        "layout": path_of(layout, "--layout") if layout is not None else None,
         "limit_bytes_per_second": bytes_per_second_of(limit_rate),
         "jobs": session.jobs,
     }

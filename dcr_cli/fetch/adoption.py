@@ -110,7 +110,7 @@ def _read(source: Source, situation: Situation, newest: int, wish: Wish) -> Held
         if not skip:
             listing = list_files(source, require_version(source, newest))
             skip = listing.skipped if listing is not None else ()
-        return read_held(root, skip, wish.effort)
+        return read_held(root, skip, wish.effort, wish.view)
 
 
 def _match(source: Source, held: Held, published: Published) -> Standing | None:

@@ -16,20 +16,24 @@ from dcr_cli.content import Side, Workers, in_file_order, tensor_digests, tensor
 from dcr_cli.durable import Folder
 from dcr_cli.errors import DamagedError
 from dcr_cli.fetch.listing import Listing
+from dcr_cli.layout.layout import Layout
 from dcr_cli.receiver.file_plan import match_files
 from dcr_cli.receiver.install.gather import Effort
 from dcr_cli.receiver.receiver import Receiver
 from dcr_cli.receiver.record import Record, TensorRecord, mode_of_record, read_record, record_folder, write_record
 from dcr_cli.receiver.sidecars import identities_now
+from dcr_cli.receiver.view import View, layout_blake3, note_layout, open_laid
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What reading a checkpoint told: its tensors in canonical order, and which files were read."""
+    """What reading a checkpoint told: its tensors in canonical order, which files were read, and through which layout,
+    if through one."""
 
     tensors: tuple[TensorRecord, ...]
     identities: Mapping[str, Identity]
     skipped: tuple[str, ...]
+    layout: Layout | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,18 +78,23 @@ def recorded(root: Folder) -> Held | None:
     return Held(record.state.content, tuple(record.files))
 
 
-def read_held(root: Folder, skip: Sequence[str], effort: Effort) -> Held:
-    """Read every byte of the checkpoint in `root`, leaving out what `skip` matches; ConflictError if it changes
-    meanwhile."""
-    checkpoint = open_checkpoint(root.path, skip=skip, allow_strangers=True)
+def read_held(root: Folder, skip: Sequence[str], effort: Effort, view: View) -> Held:
+    """Read every byte of the checkpoint in `root`, leaving out what `skip` matches, through its layout, if it has one;
+    ConflictError if it changes meanwhile."""
+    laid = open_laid(root, view, skip, None)
+    checkpoint = laid or open_checkpoint(root.path, skip=skip, allow_strangers=True)
     with Workers(effort.jobs, "check", effort.progress) as workers, checkpoint.reader() as reader:
         tensors = in_file_order(checkpoint.tensors)
         digests = tensor_digests(workers, Side(checkpoint, reader, tensor_of_part), tensors)
-        files = checkpoint.files_digest(reader)
+        files = laid.local_files_digest(reader) if laid is not None else checkpoint.files_digest(reader)
     by_name = {tensor.name: digest_bytes(digest) for tensor, digest in zip(tensors, digests, strict=True)}
     rows = tuple(TensorRecord(t.name, t.dtype.name, t.shape, by_name[t.name]) for t in checkpoint.tensors)
     content = content_digest((row.name, row.dtype, row.shape, row.digest) for row in rows)
-    return Held(content, tuple(files), Reading(rows, checkpoint.identities, checkpoint.skipped))
+    return Held(
+        content,
+        tuple(files),
+        Reading(rows, checkpoint.identities, checkpoint.skipped, laid.layout if laid is not None else None),
+    )
 
 
 def leave_record(receiver: Receiver, held: Held, listing: Listing | None) -> None:
@@ -97,7 +106,19 @@ def leave_record(receiver: Receiver, held: Held, listing: Listing | None) -> Non
     files = [file for file in held.files if file.kind != SIDECAR or file.path in sidecars]
     identities = {file.path: held.read.identities[file.path] for file in files}
     mode = mode_of_record(receiver.root, identities)
-    write_record(receiver.home, held.content, held.read.tensors, files, identities, held.read.skipped, mode=mode)
+    layout = held.read.layout
+    if layout is not None:
+        note_layout(receiver.home, layout)
+    write_record(
+        receiver.home,
+        held.content,
+        held.read.tensors,
+        files,
+        identities,
+        held.read.skipped,
+        mode=mode,
+        layout=layout_blake3(layout) if layout is not None else None,
+    )
     receiver.keeps_home = True
 
 

@@ -24,7 +24,6 @@ from dcr_cli.receiver.beside.folders import ASIDE
 from dcr_cli.receiver.job import Target
 from dcr_cli.receiver.rehearsal import rehearse_change
 from dcr_cli.receiver.survey import open_root
-from dcr_cli.receiver.view import View
 from dcr_cli.remote.hint import PREPARED, read_hint
 from dcr_cli.remote.keys import STAGED, Place, prepared_key
 from dcr_cli.remote.log import Known
@@ -82,10 +81,10 @@ def stage(source: Source, path: Path, spool: Spool, published: Published, wish: 
         payloads.verify_all(effort.jobs)
         target = Target(compose([opened]), ChainPayloads([payloads]), effort.jobs, effort.progress)
         if wish.mode == ASIDE:
-            build_aside(path, target, View())
+            build_aside(path, target, wish.view)
         else:
             with open_root(path) as root:
-                rehearse_change(root, target, wish.mode, View())
+                rehearse_change(root, target, wish.mode, wish.view)
     is_built = wish.mode == ASIDE
     word = Word(version.history, version.place, version.target, STAGED, is_built=is_built)
     say(source.store, wish.speaker, word, time.time())

@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from dcr_cli.errors import NOT_SET, UsageError
 from dcr_cli.fetch.hook import DEFAULT_SECONDS, Hook
 from dcr_cli.fetch.words import Speaker
+from dcr_cli.layout.document import read_layout
 from dcr_cli.receiver.beside.folders import ASIDE
 from dcr_cli.receiver.change import IN_PLACE, REPLACE
 from dcr_cli.receiver.install.gather import Effort
+from dcr_cli.receiver.view import View
 from dcr_cli.remote.keys import check_receiver
 from dcr_cli.remote.signing import Trust, load_signing_key, trust_in
 
@@ -22,7 +25,8 @@ MODES = (REPLACE, IN_PLACE, ASIDE)
 class Wish:
     """To which version a receiver is brought, in which way, and what is done then.
 
-    `version`: this one, also if it lies behind; None: the newest. `is_repair`: whatever is there, by an anchor.
+    `version`: this one, also if it lies behind; None: the newest. `is_repair`: whatever is there, by an anchor. `view`:
+    through which layout its tensors are stored, if that was said.
     """
 
     effort: Effort
@@ -34,6 +38,7 @@ class Wish:
     speaker: Speaker | None = None
     hook: Hook | None = None
     dry_run: bool = False
+    view: View = field(default_factory=View)
 
 
 def make_wish(
@@ -49,6 +54,7 @@ def make_wish(
     hook: str | None = None,
     hook_seconds: float = DEFAULT_SECONDS,
     dry_run: bool = False,
+    layout: str | os.PathLike[str] | None = None,
 ) -> Wish:
     """Make a wish of what was given; keys are texts or files. UsageError if it contradicts itself."""
     if mode not in MODES:
@@ -65,6 +71,9 @@ def make_wish(
         raise UsageError(
             "--receiver-key", "signs what a receiver says, and needs its name", hint="give --receiver NAME"
         )
+    if layout is not None and is_repair:
+        facts = "--repair and --layout exclude each other: an anchor would take the place of the files of the layout"
+        raise UsageError("pull", facts, hint="export the folder again from a checkpoint that is right")
     key = load_signing_key(receiver_key, "--receiver-key") if receiver_key is not None else None
     return Wish(
         effort,
@@ -76,4 +85,5 @@ def make_wish(
         Speaker(check_receiver(receiver), key) if receiver is not None else None,
         Hook(hook, hook_seconds) if hook is not None else None,
         dry_run,
+        View(layout=read_layout(Path(layout)) if layout is not None else None),
     )

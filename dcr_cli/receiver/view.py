@@ -5,8 +5,10 @@ The layout is what was given, or what was noted when it was given before, or wha
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from dcr_cli.checkpoint.digest import object_digest
 from dcr_cli.checkpoint.in_progress import LAYOUT_NOTE
@@ -49,9 +51,14 @@ def layout_blake3(layout: Layout) -> bytes:
     return object_digest(encode_layout(layout))
 
 
-def open_laid(root: Folder, view: View, skip: Sequence[str], forms: Mapping[str, Form]) -> LaidCheckpoint | None:
+def has_layout(root: Path, view: View) -> bool:
+    """Whether the receiver in `root` stores its tensors through a layout."""
+    return view.layout is not None or os.path.isfile(root / LAYOUT_NOTE) or is_sharded(root, skip=view.skip)
+
+
+def open_laid(root: Folder, view: View, skip: Sequence[str], forms: Mapping[str, Form] | None) -> LaidCheckpoint | None:
     """Open the receiver in `root` through its layout; None if it has none. `forms` are those of the tensors that it
-    should have.
+    should have, if they are known.
 
     Raises DamagedError where shards and layout do not agree, UnsupportedError for a layout that is not of bits alone.
     """
