@@ -1,6 +1,6 @@
 """Reads canonical elements from local tensors through boxes, range by range, in bounded memory, from any thread.
 
-It opens no file itself and knows nothing of documents; conversions of what was read are residual.py's.
+It opens no file itself and knows nothing of documents; conversions of what was read are residual/'s.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from dcr_cli.checkpoint.header import DTYPES
 from dcr_cli.checkpoint.names import shown
 from dcr_cli.errors import DamagedError
 from dcr_cli.layout.box import Box, Rectangle
 from dcr_cli.layout.coverage import coordinate, local_name
+from dcr_cli.layout.kept import Kept
 from dcr_cli.layout.layout import Form, Placed
 
 Elements = NDArray[Any]
@@ -26,6 +28,9 @@ _SPARSE = 4
 _NEAR_BYTES = 1 << 16
 # No more is read at once than this.
 _SCRATCH_BYTES = 4 << 20
+# What conversions made, and what they found out for it, is kept up to so many bytes.
+_PANELS_BYTES = 256 << 20
+_FINDINGS_BYTES = 32 << 20
 
 
 class ReadsPaths(Protocol):
@@ -61,6 +66,11 @@ class Boxes:
         """Those that may have an element from number `first` to `end`."""
         for number in np.flatnonzero((self._starts < end) & (first < self._ends)).tolist():
             yield self._held[number]
+
+    @property
+    def lie_across(self) -> bool:
+        """Whether in one of them neighbours of the canonical tensor are far apart, as in a transposed one."""
+        return any(each.box.axes and each.box.axes[-1].local > _SPARSE for each in self._held)
 
 
 class _Scratch(threading.local):
@@ -100,12 +110,20 @@ class Source(Protocol):
 
 
 class Gatherer:
-    """Reads ranges of canonical tensors from the files of their local ones."""
+    """Reads ranges of canonical tensors from the files of their local ones. Its methods may be called from several
+    threads.
+
+    `panels` and `findings` keep what conversions make of what they read: canonical elements, and what is small and took
+    much reading.
+    """
 
     def __init__(self, files: ReadsPaths) -> None:
         self._files = files
         self._scratch = _Scratch()
         self._replica = _Scratch()
+        self._stored = _Scratch()
+        self.panels = Kept(_PANELS_BYTES)
+        self.findings = Kept(_FINDINGS_BYTES)
 
     def read(self, sources: Sources, first: int, out: Elements) -> None:
         """Fill `out`, unsigned integers as wide as the tensor's elements, with its elements from number `first` on.
@@ -116,6 +134,13 @@ class Gatherer:
             self._copy(held, first, out)
         for held in sources.replicas.within(first, first + len(out)):
             self._compare(sources, held, first, out)
+
+    def read_stored(self, sources: Sources, first: int, count: int) -> Elements:
+        """The tensor's elements from number `first` on, until this thread asks for the next ones."""
+        width = DTYPES[sources.form.dtype].width
+        out: Elements = self._stored.of(count * width).view(f"<u{width}")
+        self.read(sources, first, out)
+        return out
 
     def _copy(self, held: Held, first: int, out: Elements) -> None:
         box = held.box
