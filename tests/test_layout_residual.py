@@ -164,7 +164,7 @@ def test_a_bfloat16_trainer_updates_an_f8_receiver(tmp_path: Path, way: str) -> 
         },
     )
     file = write_layout(tmp_path / "layout.json", layout)
-    dcr_cli.diff(base, tmp_path / "ranks", tmp_path / "delta", layout=file)
+    dcr_cli.diff(base, tmp_path / "ranks", tmp_path / "delta", layout=file, jobs=4)
     dcr_cli.diff(base, dense, tmp_path / "expected")
     assert files_of(tmp_path / "delta") == files_of(tmp_path / "expected")
     dcr_cli.apply(tmp_path / "delta", base)
@@ -352,6 +352,9 @@ def test_functions_are_named_on_the_command_line(
     verify = ["verify", str(tmp_path / "ranks"), "--against", str(base), "--layout", str(file)]
     assert main(verify) == 8
     assert main([*verify, "--function", f"{own_module}:flip"]) == 1
+    check = ["layout", "check", str(file), str(tmp_path / "ranks"), "--deep"]
+    assert main(check) == 8
+    assert main([*check, "--function", f"{own_module}:flip"]) == 0
 
 
 # What is refused
@@ -439,3 +442,4 @@ def test_what_is_skipped_is_not_missed(tmp_path: Path) -> None:
     )
     file = write_layout(tmp_path / "layout.json", layout)
     assert dcr_cli.diff(base, tmp_path / "ranks", layout=file).changed_elements == 2
+    assert main(["layout", "check", str(file), str(tmp_path / "ranks"), "--base", str(base)]) == 0

@@ -179,8 +179,7 @@ def _sources(shards: RankShards, layout: Layout) -> dict[str, Source]:
     }
     stored: dict[str, Sources] = {}
     forms = layout.forms()
-    wanted = [name for name in layout.tensors if name not in layout.skipped]
-    read = {layout.rules[name].of if name in layout.rules else name for name in wanted}
+    read = layout.read()
     for name, placed in layout.placed().items():
         if name not in read:
             continue
@@ -191,7 +190,8 @@ def _sources(shards: RankShards, layout: Layout) -> dict[str, Source]:
     rules = layout.rules
     return {
         name: residual_source(name, layout, stored[rules[name].of]) if name in rules else stored[name]
-        for name in wanted
+        for name in layout.tensors
+        if name not in layout.skipped
     }
 
 

@@ -82,6 +82,11 @@ class Layout:
         plain = {name: form for name, form in self.tensors.items() if name not in self.rules}
         return {**plain, **self.stored}
 
+    def read(self) -> frozenset[str]:
+        """Those of the tensors that boxes lead to that something is made of which is not skipped."""
+        wanted = (name for name in self.tensors if name not in self.skipped)
+        return frozenset(self.rules[name].of if name in self.rules else name for name in wanted)
+
     def placed(self) -> dict[str, list[Placed]]:
         """Where each tensor that boxes lead to lies: its boxes, in the order of files and local tensors."""
         found: dict[str, list[Placed]] = {name: [] for name in self.forms()}

@@ -27,6 +27,7 @@ FLOATS = ("F64", "F32", "F16", "BF16")
 E4M3_LARGEST = 448
 _E4M3_NAN = 0x7F
 _E4M3_NEGATIVE = 0x80
+_LOWER_HALF = np.uint32(0xFFFF)
 _NANS = {"F64": 0x7FF8 << 48, "F32": 0x7FC0 << 16, "F16": 0x7E00, "BF16": 0x7FC0}
 _NUMPY = {"F64": (np.float64, np.uint64), "F32": (np.float32, np.uint32), "F16": (np.float16, np.uint16)}
 
@@ -71,10 +72,13 @@ def from_float32(values: Floats, dtype: str) -> Elements:
 
 def to_e4m3(values: Floats) -> NDArray[np.uint8]:
     """The F8_E4M3 bits of values."""
-    halves = values.view(np.uint16).reshape(*values.shape, 2)
-    # The lower half can only say whether a number is more than its upper half alone: F8_E4M3 ends far above it.
-    upper = halves[..., 1] | (halves[..., 0] != 0)
-    found: NDArray[np.uint8] = _e4m3_table().take(upper)
+    bits = values.view(np.uint32)
+    # F8_E4M3 ends far above the lower half of an F32: of that it is enough to know whether any bit is set.
+    upper = bits & _LOWER_HALF
+    upper += _LOWER_HALF
+    upper |= bits
+    upper >>= np.uint32(16)
+    found: NDArray[np.uint8] = _e4m3_table().take(upper, mode="clip")
     return found
 
 

@@ -148,7 +148,8 @@ class _Called:
         place(gatherer.panels.of((self.name, 0), partial(self._make, gatherer)), 0, out, first)
 
     def _make(self, gatherer: Gatherer) -> Elements:
-        bits = gatherer.read_stored(self.stored, 0, self.stored.form.elements)
+        bits: Elements = np.empty(self.stored.form.elements, f"<u{_width(self.stored.form)}")
+        gatherer.read(self.stored, 0, bits)
         return call(self.function, bits, self.stored.form, self.canonical, self.at)
 
 
