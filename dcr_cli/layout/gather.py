@@ -28,6 +28,8 @@ _SPARSE = 4
 _NEAR_BYTES = 1 << 16
 # No more is read at once than this.
 _SCRATCH_BYTES = 4 << 20
+# Slabs that are read one by one are put in place together, up to so many bytes.
+_STACK_BYTES = 1 << 18
 # What conversions made, and what they found out for it, is kept up to so many bytes.
 _PANELS_BYTES = 256 << 20
 _FINDINGS_BYTES = 32 << 20
@@ -166,12 +168,30 @@ class Gatherer:
     def _copy_part(self, held: Held, part: Rectangle, first: int, out: Elements) -> None:
         box = held.box
         span = box.span(part)
-        if part.elements > 1 and not self._is_dense(span, part.elements, out.itemsize):
+        if part.elements == 1 or self._is_dense(span, part.elements, out.itemsize):
+            local = self._read_scratch(held, part.local, part.local + span, out.dtype)
+            box.canonical_view(out, first, part)[...] = box.local_view(local, part.local, part)
+            return
+        slab = next(box.slabs(part))
+        span = box.span(slab)
+        if not self._is_dense(span, slab.elements, out.itemsize):
             for slab in box.slabs(part):
                 self._copy_part(held, slab, first, out)
             return
-        local = self._read_scratch(held, part.local, part.local + span, out.dtype)
-        box.canonical_view(out, first, part)[...] = box.local_view(local, part.local, part)
+        # Several slabs are put where they belong at once: one alone may have a single element in each row of the other
+        # tensor, and each would cost as much as a whole line of the processor's cache.
+        for several in box.slabs(part, max(1, _STACK_BYTES // (span * out.itemsize))):
+            copy = self._copy_stack if several.elements > slab.elements else self._copy_part
+            copy(held, several, first, out)
+
+    def _copy_stack(self, held: Held, part: Rectangle, first: int, out: Elements) -> None:
+        box = held.box
+        slabs = list(box.slabs(part))
+        span = box.span(slabs[0])
+        stack: Elements = self._scratch.of(len(slabs) * span * out.itemsize).view(out.dtype)
+        for number, slab in enumerate(slabs):
+            self._read(held, slab.local, stack[number * span : (number + 1) * span])
+        box.canonical_view(out, first, part)[...] = box.stacked_view(stack, part, span)
 
     def _compare(self, sources: Sources, held: Held, first: int, out: Elements) -> None:
         """Compare what a replica holds of `out` with it."""
