@@ -40,7 +40,7 @@ from dcr_cli.delta.scan import (
 )
 from dcr_cli.diff_result import Compared, DiffResult, DiffRow, summarize
 from dcr_cli.errors import UsageError
-from dcr_cli.layout.opening import open_any
+from dcr_cli.layout.opening import layout_given, open_any
 from dcr_cli.work import threads
 
 __all__ = ["DiffResult", "DiffRow", "diff"]
@@ -59,25 +59,28 @@ def diff(
     skip: Sequence[str] = (),
     layout: str | Path | None = None,
     base_layout: str | Path | None = None,
+    functions: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> DiffResult:
     """Compare checkpoint `target` with checkpoint `base`; with `output`, write the delta there.
 
     Either may be shards of ranks: with `layout` (of the target) and `base_layout`, files that say where their tensors
     belong, or as PyTorch's distributed checkpoint writes them. The delta is the one between the checkpoints that they
-    are parts of; the files of the target are those of the base, but for sidecars of its own.
+    are parts of; the files of the target are those of the base, but for sidecars of its own. `functions`, each
+    `module:function`, are those that rules of the layouts may call.
 
     `output` must not exist, or be an empty folder, or hold a delta that was never finished and that nobody is writing;
     it is complete when its commit.json is there. Without it, and in a dry run, the same work is done and nothing is
     written. Memory does not depend on the size of the checkpoints. Raises NotFoundError, DamagedError, ConflictError
-    (a source changed while it was read, the output is taken), LocalError, UsageError.
+    (a source changed while it was read, the output is taken), LocalError, UnsupportedError (a layout needs what is not
+    known here, or a function that it may not call), UsageError.
     """
     if encoding not in ALLOWED:
         raise UsageError("encoding", f"one of {', '.join(ALLOWED)} expected, found {encoding!r}")
     workers = threads(jobs)
     check_recorded_patterns(skip)
-    old = open_any(base, layout=base_layout, skip=skip, what="base")
-    new = open_any(target, layout=layout, like=old, skip=skip, what="target")
+    old = open_any(base, layout=layout_given(base_layout, functions), skip=skip, what="base")
+    new = open_any(target, layout=layout_given(layout, functions), like=old, skip=skip, what="target")
     with DeltaOutput(output, outside=(old.root, new.root), dry_run=dry_run) as sink:
         return diff_into(sink, old, new, allowed=ALLOWED[encoding], jobs=workers, progress=progress)
 

@@ -116,11 +116,13 @@ def check_layout(
     base: str | os.PathLike[str] | None = None,
     deep: bool = False,
     skip: Sequence[str] = (),
+    functions: Sequence[str] = (),
     jobs: int | None = None,
     progress: Progress | None = None,
 ) -> CheckLayoutResult:
     """Check that a layout, of a file or of a folder of shards, owns every element exactly once; that the shards in
     `checkpoint` are those of the layout; that its tensors are those of `base`; and if `deep`, that replicas agree.
+    `functions`, each `module:function`, are those that rules of the layout may call.
 
     Raises DamagedError, which names the tensor and the element, NotFoundError, UnsupportedError, UsageError.
     """
@@ -129,7 +131,7 @@ def check_layout(
     if deep and checkpoint is None:
         raise UsageError("layout", "only replicas in a checkpoint can be compared", hint="say which checkpoint")
     like = open_checkpoint(base, what="base") if base is not None else None
-    found = _layout_at(layout, like, skip)
+    found = _layout_at(layout, like, skip, functions)
     check_locals(found)
     elements, replicas = _check_owners(found)
     laid = lay(open_shards(checkpoint, skip=skip), found, like) if checkpoint is not None else None
@@ -161,18 +163,20 @@ def compose_layouts(
     return _written(compose(read_layout(Path(first)), read_layout(Path(second))), output, tensors=tensors)
 
 
-def _layout_at(path: str | os.PathLike[str], like: Checkpoint | None, skip: Sequence[str]) -> Layout:
+def _layout_at(
+    path: str | os.PathLike[str], like: Checkpoint | None, skip: Sequence[str], functions: Sequence[str] = ()
+) -> Layout:
     check_path(path, "layout")
-    return layout_of(path, like=like, skip=skip) if Path(path).is_dir() else read_layout(Path(path))
+    return layout_of(path, like=like, skip=skip) if Path(path).is_dir() else read_layout(Path(path), functions)
 
 
 def _check_owners(layout: Layout) -> tuple[int, int]:
     """How many elements the tensors that boxes lead to have, and how many of them are there again."""
     coverage = Coverage(layout)
     elements = replicas = 0
-    forms = layout.forms()
+    forms, read = layout.forms(), layout.read()
     for name, placed in layout.placed().items():
-        if name in layout.skipped:
+        if name not in read:
             continue
         owners = coverage.owners_of(name, forms[name], placed)
         elements += forms[name].elements

@@ -26,7 +26,7 @@ from dcr_cli.content import Blocks, Side, Workers, in_file_order, read_spans, re
 from dcr_cli.delta.encoding import uint_dtype
 from dcr_cli.delta.scan import Part, parts_of
 from dcr_cli.errors import NotFoundError, UsageError
-from dcr_cli.layout.opening import open_any
+from dcr_cli.layout.opening import layout_given, open_any
 from dcr_cli.reference import (
     Reference,
     StateReference,
@@ -97,15 +97,16 @@ def verify(
     jobs: int | None = None,
     skip: Sequence[str] = (),
     layout: str | Path | None = None,
+    functions: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> VerifyResult:
     """Read every byte of `checkpoint` and compare it with another one, with a delta's target, with a version of a
     remote (if not told which, the one that it was pulled to, or else the newest), or with its own record.
 
     With `layout`, `checkpoint` is shards of ranks, whose tensors belong where that file says; shards of PyTorch's
-    distributed checkpoint say it themselves. Of a remote only documents are fetched, and only those count that one of
-    `trusted_keys` has signed. Files that a pattern of `skip` matches are no part of either. Memory does not depend on
-    the size of the checkpoints.
+    distributed checkpoint say it themselves. `functions`, each `module:function`, are those that the layout may call.
+    Of a remote only documents are fetched, and only those count that one of `trusted_keys` has signed. Files that a
+    pattern of `skip` matches are no part of either. Memory does not depend on the size of the checkpoints.
     Raises NotFoundError (also when there is neither a record nor anything to compare with), DamagedError
     (IncompleteError when an apply was stopped), ConflictError when a file changes while it is read, UsageError.
     """
@@ -120,7 +121,7 @@ def verify(
         workers = stack.enter_context(Workers(jobs, "verify", progress))
         if against is not None:
             expected = open_any(against, skip=skip, what="reference")
-            found = open_any(checkpoint, layout=layout, like=expected, skip=skip)
+            found = open_any(checkpoint, layout=layout_given(layout, functions), like=expected, skip=skip)
             readers = stack.enter_context(found.reader()), stack.enter_context(expected.reader())
             return _against_checkpoint(workers, (found, readers[0]), (expected, readers[1]))
         reference: Reference | StateReference
@@ -129,7 +130,9 @@ def verify(
                 reference = reference_of_remote(store, checkpoint, version, trust_in(trusted_keys))
         else:
             reference = reference_of_delta(delta) if delta is not None else _record_of(checkpoint, skip)
-        found = open_any(checkpoint, layout=layout, skip=tuple(dict.fromkeys((*skip, *reference.skipped))))
+        found = open_any(
+            checkpoint, layout=layout_given(layout, functions), skip=tuple(dict.fromkeys((*skip, *reference.skipped)))
+        )
         opened = found, stack.enter_context(found.reader())
         if isinstance(reference, StateReference):
             return _against_state(workers, opened, reference)

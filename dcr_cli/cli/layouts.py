@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from dcr_cli.cli.options import Skip, command_of, groups, path_of
+from dcr_cli.cli.options import Function, Skip, command_of, groups, path_of
 from dcr_cli.cli.session import Session
 
 GROUP = "layout"
@@ -53,6 +53,7 @@ def check(
         bool, typer.Option("--deep", help="Read every byte of CHECKPOINT, and compare what is there more than once.")
     ] = False,
     skip: Skip = None,
+    function: Function = None,
 ) -> int:
     """Check that a layout owns every element exactly once, and that shards are those that it tells of; 4 if not."""
     from dcr_cli.layouts import check_layout
@@ -65,6 +66,7 @@ def check(
             base=path_of(base, "--base") if base is not None else None,
             deep=deep,
             skip=skip or (),
+            functions=function or (),
             jobs=session.jobs,
             progress=progress,
         )

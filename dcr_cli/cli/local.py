@@ -10,6 +10,7 @@ import typer
 from dcr_cli.cli.options import (
     Checkpoint,
     Encoding,
+    Function,
     Layout,
     LimitRate,
     Skip,
@@ -41,6 +42,7 @@ def diff(
         str | None, typer.Option("--layout", metavar="FILE", help="TARGET is shards of ranks; FILE says what is what.")
     ] = None,
     base_layout: Annotated[str | None, typer.Option("--base-layout", metavar="FILE", help="The same for BASE.")] = None,
+    function: Function = None,
 ) -> int:
     """Find the changes from BASE to TARGET, bit for bit, and with -o write them as a delta."""
     from dcr_cli.diff import diff as run
@@ -58,6 +60,7 @@ def diff(
             skip=skip or (),
             layout=path_of(layout, "--layout") if layout is not None else None,
             base_layout=path_of(base_layout, "--base-layout") if base_layout is not None else None,
+            functions=function or (),
             progress=progress,
         )
     session.note_idle(skip, base, target)
@@ -143,6 +146,7 @@ def verify(
     deep: Annotated[bool, typer.Option("--deep", help="Fetch and check every byte of the remote.")] = False,
     skip: Skip = None,
     layout: Layout = None,
+    function: Function = None,
     trusted_key: TrustedKey = None,
     storage_option: StorageOption = None,
     limit_rate: LimitRate = None,
@@ -177,6 +181,7 @@ def verify(
             jobs=session.jobs,
             skip=skip or (),
             layout=path_of(layout, "--layout") if layout is not None else None,
+            functions=function or (),
             progress=progress,
         )
     session.note_idle(skip, checkpoint, *([against] if against is not None else []))

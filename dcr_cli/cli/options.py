@@ -65,6 +65,10 @@ Skip = Annotated[
     list[str] | None,
     typer.Option("--skip", metavar="PATTERN", help="Leave matching files out of the checkpoint; may be repeated."),
 ]
+Function = Annotated[
+    list[str] | None,
+    typer.Option("--function", metavar="MODULE:FUNCTION", help="A function that the layout may call; may be repeated."),
+]
 StorageOption = Annotated[
     list[str] | None,
     typer.Option("--storage-option", metavar="KEY=VALUE", help="A setting of the remote's store; may be repeated."),

@@ -168,16 +168,20 @@ class Box:
         """How many elements of the local tensor lie from the first to the last one of a rectangle."""
         return 1 + sum((count - 1) * axis.local for count, axis in zip(part.counts, self.axes, strict=True))
 
-    def slabs(self, part: Rectangle) -> Iterator[Rectangle]:
-        """Cut a rectangle along the axis with the longest local stride into parts of one step each."""
-        number = max(
-            (number for number, count in enumerate(part.counts) if count > 1),
-            key=lambda number: self.axes[number].local,
-        )
+    def slabs(self, part: Rectangle, thickness: int = 1) -> Iterator[Rectangle]:
+        """Cut a rectangle along the axis with the longest local stride into parts of `thickness` steps, the last one of
+        what is left."""
+        number = self._longest(part)
         axis = self.axes[number]
-        counts = (*part.counts[:number], 1, *part.counts[number + 1 :])
-        for step in range(part.counts[number]):
+        for step in range(0, part.counts[number], thickness):
+            steps = min(thickness, part.counts[number] - step)
+            counts = (*part.counts[:number], steps, *part.counts[number + 1 :])
             yield Rectangle(counts, part.canonical + step * axis.canonical, part.local + step * axis.local)
+
+    def _longest(self, part: Rectangle) -> int:
+        """The axis of a rectangle with the longest local stride."""
+        axes = (number for number, count in enumerate(part.counts) if count > 1)
+        return max(axes, key=lambda number: self.axes[number].local, default=0)
 
     def canonical_view(self, data: NDArray[Any], first: int, part: Rectangle) -> NDArray[Any]:
         """The elements of a rectangle within `data`, elements of the canonical tensor from number `first` on."""
@@ -186,6 +190,13 @@ class Box:
     def local_view(self, data: NDArray[Any], first: int, part: Rectangle) -> NDArray[Any]:
         """The elements of a rectangle within `data`, elements of the local tensor from number `first` on."""
         return _view(data, part.local - first, part.counts, [axis.local for axis in self.axes])
+
+    def stacked_view(self, data: NDArray[Any], part: Rectangle, slab_elements: int) -> NDArray[Any]:
+        """The elements of a rectangle within `data`, where its slabs lie one after the other, each from its first to
+        its last element of the local tensor."""
+        strides = [axis.local for axis in self.axes]
+        strides[self._longest(part)] = slab_elements
+        return _view(data, 0, part.counts, strides)
 
 
 def whole_box(elements: int) -> Box:

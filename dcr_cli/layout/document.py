@@ -6,7 +6,8 @@ Whether a layout covers every element is coverage.py's to say.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ from dcr_cli.arguments import check_path
 from dcr_cli.checkpoint.header import DTYPES, MAX_HEADER_BYTES
 from dcr_cli.checkpoint.json_text import strict_json
 from dcr_cli.checkpoint.names import listed, safe_path, shown
-from dcr_cli.errors import DamagedError, LocalError, NotFoundError, UnsupportedError, hint_of
+from dcr_cli.errors import DamagedError, LocalError, NotFoundError, UnsupportedError, UsageError, hint_of
 from dcr_cli.layout.box import Box
 from dcr_cli.layout.layout import FILLS, KEEP, Form, Layout, LocalTensor, Placement, Rule
+from dcr_cli.layout.residual.rules import check_rules, is_function_name
 
 FORMAT = "dcr-layout-1"
 # What a reader has to know to read a layout that has rules.
@@ -25,8 +27,15 @@ MAX_LAYOUT_BYTES = 4 * MAX_HEADER_BYTES
 _MAX_COUNT = 1 << 62
 
 
-def read_layout(path: str | Path) -> Layout:
-    """Read a layout from a file. NotFoundError, LocalError, or DamagedError if it is none."""
+def read_layout(path: str | Path, functions: Sequence[str] = ()) -> Layout:
+    """Read a layout, whose rules may call `functions`, from a file.
+
+    Raises NotFoundError, LocalError, DamagedError if it is none, UnsupportedError if it needs what is not known here,
+    and UsageError where something else is named as a function.
+    """
+    for name in functions:
+        if not is_function_name(name):
+            raise UsageError("function", f"module:function expected, found {shown(name)}")
     check_path(path, "layout")
     file = Path(path)
     what = f"layout {file}"
@@ -39,7 +48,7 @@ def read_layout(path: str | Path) -> Layout:
         raise LocalError(what, f"cannot be read: {error.strerror}", hint=hint_of(error)) from error
     if len(data) > MAX_LAYOUT_BYTES:
         raise DamagedError(what, f"has more than the {MAX_LAYOUT_BYTES} bytes that a layout may have")
-    return decode_layout(data, what)
+    return replace(decode_layout(data, what), functions=frozenset(functions))
 
 
 def encode_layout(layout: Layout) -> bytes:
@@ -107,6 +116,7 @@ def decode_layout(data: bytes, what: str) -> Layout:
         raise DamagedError(what, "skipped is not a list of strings")
     _check_names(tensors, stored, rules, skipped, what)
     layout = Layout(what, tensors, {}, frozenset(skipped), stored, rules)
+    check_rules(layout)
     forms = layout.forms()
     shards: dict[str, dict[str, LocalTensor]] = {}
     for path, members in _object(document, "shards", what).items():

@@ -1,6 +1,6 @@
 """Reads canonical elements from local tensors through boxes, range by range, in bounded memory, from any thread.
 
-It opens no file itself and knows nothing of documents; conversions of what was read are residual.py's.
+It opens no file itself and knows nothing of documents; conversions of what was read are residual/'s.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from dcr_cli.checkpoint.header import DTYPES
 from dcr_cli.checkpoint.names import shown
 from dcr_cli.errors import DamagedError
 from dcr_cli.layout.box import Box, Rectangle
 from dcr_cli.layout.coverage import coordinate, local_name
+from dcr_cli.layout.kept import Kept
 from dcr_cli.layout.layout import Form, Placed
 
 Elements = NDArray[Any]
@@ -26,6 +28,11 @@ _SPARSE = 4
 _NEAR_BYTES = 1 << 16
 # No more is read at once than this.
 _SCRATCH_BYTES = 4 << 20
+# Slabs that are read one by one are put in place together, up to so many bytes.
+_STACK_BYTES = 1 << 18
+# What conversions made, and what they found out for it, is kept up to so many bytes.
+_PANELS_BYTES = 256 << 20
+_FINDINGS_BYTES = 32 << 20
 
 
 class ReadsPaths(Protocol):
@@ -61,6 +68,11 @@ class Boxes:
         """Those that may have an element from number `first` to `end`."""
         for number in np.flatnonzero((self._starts < end) & (first < self._ends)).tolist():
             yield self._held[number]
+
+    @property
+    def lie_across(self) -> bool:
+        """Whether in one of them neighbours of the canonical tensor are far apart, as in a transposed one."""
+        return any(each.box.axes and each.box.axes[-1].local > _SPARSE for each in self._held)
 
 
 class _Scratch(threading.local):
@@ -100,12 +112,20 @@ class Source(Protocol):
 
 
 class Gatherer:
-    """Reads ranges of canonical tensors from the files of their local ones."""
+    """Reads ranges of canonical tensors from the files of their local ones. Its methods may be called from several
+    threads.
+
+    `panels` and `findings` keep what conversions make of what they read: canonical elements, and what is small and took
+    much reading.
+    """
 
     def __init__(self, files: ReadsPaths) -> None:
         self._files = files
         self._scratch = _Scratch()
         self._replica = _Scratch()
+        self._stored = _Scratch()
+        self.panels = Kept(_PANELS_BYTES)
+        self.findings = Kept(_FINDINGS_BYTES)
 
     def read(self, sources: Sources, first: int, out: Elements) -> None:
         """Fill `out`, unsigned integers as wide as the tensor's elements, with its elements from number `first` on.
@@ -116,6 +136,13 @@ class Gatherer:
             self._copy(held, first, out)
         for held in sources.replicas.within(first, first + len(out)):
             self._compare(sources, held, first, out)
+
+    def read_stored(self, sources: Sources, first: int, count: int) -> Elements:
+        """The tensor's elements from number `first` on, until this thread asks for the next ones."""
+        width = DTYPES[sources.form.dtype].width
+        out: Elements = self._stored.of(count * width).view(f"<u{width}")
+        self.read(sources, first, out)
+        return out
 
     def _copy(self, held: Held, first: int, out: Elements) -> None:
         box = held.box
@@ -141,12 +168,30 @@ class Gatherer:
     def _copy_part(self, held: Held, part: Rectangle, first: int, out: Elements) -> None:
         box = held.box
         span = box.span(part)
-        if part.elements > 1 and not self._is_dense(span, part.elements, out.itemsize):
+        if part.elements == 1 or self._is_dense(span, part.elements, out.itemsize):
+            local = self._read_scratch(held, part.local, part.local + span, out.dtype)
+            box.canonical_view(out, first, part)[...] = box.local_view(local, part.local, part)
+            return
+        slab = next(box.slabs(part))
+        span = box.span(slab)
+        if not self._is_dense(span, slab.elements, out.itemsize):
             for slab in box.slabs(part):
                 self._copy_part(held, slab, first, out)
             return
-        local = self._read_scratch(held, part.local, part.local + span, out.dtype)
-        box.canonical_view(out, first, part)[...] = box.local_view(local, part.local, part)
+        # Several slabs are put where they belong at once: one alone may have a single element in each row of the other
+        # tensor, and each would cost as much as a whole line of the processor's cache.
+        for several in box.slabs(part, max(1, _STACK_BYTES // (span * out.itemsize))):
+            copy = self._copy_stack if several.elements > slab.elements else self._copy_part
+            copy(held, several, first, out)
+
+    def _copy_stack(self, held: Held, part: Rectangle, first: int, out: Elements) -> None:
+        box = held.box
+        slabs = list(box.slabs(part))
+        span = box.span(slabs[0])
+        stack: Elements = self._scratch.of(len(slabs) * span * out.itemsize).view(out.dtype)
+        for number, slab in enumerate(slabs):
+            self._read(held, slab.local, stack[number * span : (number + 1) * span])
+        box.canonical_view(out, first, part)[...] = box.stacked_view(stack, part, span)
 
     def _compare(self, sources: Sources, held: Held, first: int, out: Elements) -> None:
         """Compare what a replica holds of `out` with it."""

@@ -21,10 +21,11 @@ from dcr_cli.checkpoint.folder import pattern_of, skip_hint
 from dcr_cli.checkpoint.header import DTYPES, bytes_view, parse_header, write_header
 from dcr_cli.checkpoint.names import listed, path_fault, shown
 from dcr_cli.checkpoint.parts import MAX_SIDECAR_BYTES, SHARD, SIDECAR, is_weight_map, second_copy_pattern
-from dcr_cli.errors import DamagedError, UnsupportedError
+from dcr_cli.errors import DamagedError
 from dcr_cli.layout.coverage import Coverage
 from dcr_cli.layout.gather import Boxes, Gatherer, Held, Source, Sources
 from dcr_cli.layout.layout import Form, Layout
+from dcr_cli.layout.residual.sources import residual_source
 from dcr_cli.layout.shards import RankShards
 
 if TYPE_CHECKING:
@@ -142,7 +143,8 @@ def lay(shards: RankShards, layout: Layout, like: Checkpoint | None) -> LaidChec
     """See shards through a layout, in the shards of `like`.
 
     DamagedError, naming the tensor and the element, unless every element of every canonical tensor is owned exactly
-    once and the shards hold what the layout says, and no tensor besides.
+    once and the shards hold what the layout says, and no tensor besides; UnsupportedError where a rule is of a kind
+    that is not known, or calls a function that it may not.
     """
     _check_shards(shards, layout)
     if like is not None:
@@ -170,24 +172,27 @@ def lay(shards: RankShards, layout: Layout, like: Checkpoint | None) -> LaidChec
 
 def _sources(shards: RankShards, layout: Layout) -> dict[str, Source]:
     """Where every canonical tensor comes from but those that are skipped."""
-    if layout.rules:
-        kinds = listed(sorted({rule.kind for rule in layout.rules.values()}))
-        raise UnsupportedError(layout.what, f"has rules of kinds unknown to this dcr: {kinds}")
     coverage = Coverage(layout)
     begins = {
         path: {entry.name: len(shard.header.raw) + entry.begin for entry in shard.header.tensors}
         for path, shard in shards.shards.items()
     }
-    stored: dict[str, Source] = {}
+    stored: dict[str, Sources] = {}
     forms = layout.forms()
+    read = layout.read()
     for name, placed in layout.placed().items():
-        if name in layout.skipped:
+        if name not in read:
             continue
         owners = coverage.owners_of(name, forms[name], placed)
         held = [Held(each, begins[each.path][each.name]) for each in placed]
         own, again = (Boxes([held[number] for number in numbers]) for numbers in (owners.owners, owners.replicas))
         stored[name] = Sources(name, forms[name], own, again)
-    return {name: stored[name] for name in layout.tensors if name not in layout.skipped}
+    rules = layout.rules
+    return {
+        name: residual_source(name, layout, stored[rules[name].of]) if name in rules else stored[name]
+        for name in layout.tensors
+        if name not in layout.skipped
+    }
 
 
 def _check_shards(shards: RankShards, layout: Layout) -> None:

@@ -50,7 +50,7 @@ class LocalTensor:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A canonical tensor that is made of the elements of another, stored one, by a conversion of residual.py."""
+    """A canonical tensor that is made of the elements of another, stored one, by a conversion of residual/."""
 
     kind: str
     of: str
@@ -65,7 +65,7 @@ class Layout:
     which canonical tensors are not the bits that boxes lead to, but made of them; boxes then are of the tensor that the
     rule is made `of`, whose form is in `stored`. `skipped` are canonical tensors that no shard holds: whoever reads
     through the layout takes them for unchanged. `what` names the layout in messages, `hint` says what is to be done
-    where it lacks elements.
+    where it lacks elements. `functions` are no part of the layout, but those that its rules may call.
     """
 
     what: str
@@ -75,11 +75,17 @@ class Layout:
     stored: Mapping[str, Form] = field(default_factory=dict)
     rules: Mapping[str, Rule] = field(default_factory=dict)
     hint: str = "is the shard of a rank missing?"
+    functions: frozenset[str] = frozenset()
 
     def forms(self) -> dict[str, Form]:
         """The tensors that boxes lead to: the canonical ones, but for those that a rule makes of others."""
         plain = {name: form for name, form in self.tensors.items() if name not in self.rules}
         return {**plain, **self.stored}
+
+    def read(self) -> frozenset[str]:
+        """Those of the tensors that boxes lead to that something is made of which is not skipped."""
+        wanted = (name for name in self.tensors if name not in self.skipped)
+        return frozenset(self.rules[name].of if name in self.rules else name for name in wanted)
 
     def placed(self) -> dict[str, list[Placed]]:
         """Where each tensor that boxes lead to lies: its boxes, in the order of files and local tensors."""

@@ -22,13 +22,14 @@ from dcr_cli.layout.shards import open_shards
 def open_any(
     root: str | os.PathLike[str],
     *,
-    layout: str | Path | None = None,
+    layout: Layout | str | Path | None = None,
     like: Checkpoint | None = None,
     skip: Sequence[str] = (),
     what: str = "checkpoint",
 ) -> Checkpoint:
-    """Open the checkpoint at `root`: through `layout`, if one is given, or was given to whoever changed it; through
-    what its shards say of themselves, if PyTorch's distributed checkpoint has written them; else as it is.
+    """Open the checkpoint at `root`: through `layout`, or the file of one, if it is given, or was given to whoever
+    changed it; through what its shards say of themselves, if PyTorch's distributed checkpoint has written them; else as
+    it is.
 
     What is read through a layout has the shards, the weight map and, but for those of its own, the sidecars of `like`;
     without it, a single shard is thought of. Raises as open_checkpoint, and DamagedError where the shards and the
@@ -36,12 +37,18 @@ def open_any(
     """
     note = Path(root) / LAYOUT_NOTE
     if layout is not None or os.path.isfile(note):
-        return lay(open_shards(root, skip=skip, what=what), read_layout(layout or note), like)
+        known = layout if isinstance(layout, Layout) else read_layout(layout or note)
+        return lay(open_shards(root, skip=skip, what=what), known, like)
     if is_sharded(root, skip=skip):
         shards = open_shards(root, skip=skip, what=what)
         forms = forms_of(like) if like is not None else None
         return lay(shards, dcp_layout(shards, forms), like)
     return open_checkpoint(root, skip=skip, what=what)
+
+
+def layout_given(path: str | Path | None, functions: Sequence[str]) -> Layout | None:
+    """Read the layout that somebody gave, if anybody did, with the functions that its rules may call."""
+    return read_layout(path, functions) if path is not None else None
 
 
 def is_sharded(root: str | os.PathLike[str], *, skip: Sequence[str] = ()) -> bool:

@@ -1,0 +1,51 @@
+"""What is kept: made once, let go in the order of asking, whatever threads do."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from dcr_cli.layout.kept import Kept
+
+
+def maker(calls: list[int], number: int, size: int = 10) -> NDArray[np.uint8]:
+    calls.append(number)
+    return np.full(size, number, np.uint8)
+
+
+def test_what_was_asked_for_first_goes_first() -> None:
+    kept, calls = Kept(30), list[int]()
+    for number in (1, 2, 3, 1, 4, 1, 3, 2):
+        assert kept.of(number, lambda number=number: maker(calls, number))[0] == number  # type: ignore[misc]
+    assert calls == [1, 2, 3, 4, 2]
+
+
+def test_the_last_two_stay_however_large() -> None:
+    kept, calls = Kept(5), list[int]()
+    for number in (1, 2, 1, 2, 3, 2, 1):
+        kept.of(number, lambda number=number: maker(calls, number))  # type: ignore[misc]
+    assert calls == [1, 2, 3, 1]
+
+
+def test_threads_wait_for_the_one_that_makes_it() -> None:
+    kept, calls = Kept(100), list[int]()
+    together = threading.Barrier(4)
+
+    def ask(_: int) -> NDArray[np.uint8]:
+        together.wait(10)
+        return kept.of("key", lambda: maker(calls, 7))
+
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(ask, range(4)))
+    assert calls == [7] and all(each is found[0] for each in found)
+
+
+def test_who_fails_is_asked_again() -> None:
+    kept = Kept(100)
+    with pytest.raises(ZeroDivisionError):
+        kept.of("key", lambda: np.zeros(1 // 0))
+    assert kept.of("key", lambda: np.zeros(1)).tolist() == [0]
