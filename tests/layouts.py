@@ -19,13 +19,16 @@ Cut = tuple[str, Sequence[int], Sequence[int]]
 
 
 def array_of(tensor: TensorData) -> NDArray[Any]:
-    """The elements of a tensor as unsigned integers."""
+    """The elements of a tensor as unsigned integers; those of a packed one are bytes in a row."""
     dtype, shape, data = tensor
-    return np.frombuffer(data, f"<u{DTYPES[dtype].width}").reshape(shape)
+    elements = np.frombuffer(data, f"<u{DTYPES[dtype].width}")
+    return elements if DTYPES[dtype].is_packed else elements.reshape(shape)
 
 
 def part_of(tensor: TensorData, starts: Sequence[int], shape: Sequence[int]) -> TensorData:
     """The part of a tensor that begins at `starts`."""
+    if tuple(shape) == tuple(tensor[1]):
+        return tensor
     part = array_of(tensor)[tuple(slice(start, start + count) for start, count in zip(starts, shape, strict=True))]
     return tensor[0], tuple(shape), part.tobytes()
 
