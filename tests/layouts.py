@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from dcr_cli.checkpoint.header import DTYPES
@@ -79,3 +82,17 @@ def layout_document(tensors: Tensors, shards: Mapping[str, Mapping[str, Any]], *
 
 def layout_bytes(document: Mapping[str, Any]) -> bytes:
     return json.dumps(document).encode()
+
+
+def run_world(out: Path, world: int) -> Path:
+    """Have PyTorch write what tests/dcp_world.py says, in a world of so many processes; skip without PyTorch."""
+    pytest.importorskip("torch")
+    program = Path(__file__).with_name("dcp_world.py")
+    done = subprocess.run(
+        [sys.executable, program, out, str(world)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return out

@@ -14,7 +14,7 @@ import pytest
 from dcr_cli import apply, diff, verify
 from dcr_cli.errors import DamagedError, UnsupportedError
 from dcr_cli.layout.opening import is_sharded, open_any
-from layouts import Cut, cut_rows, dcp_metadata, dcp_name, part_of, write_dcp
+from layouts import Cut, cut_rows, dcp_metadata, dcp_name, part_of, run_world, write_dcp
 from receivers import tree
 from strategies import TensorData, shard_bytes, tensor_of, with_changes, write_checkpoint
 
@@ -224,3 +224,37 @@ def test_what_was_joined_is_an_ordinary_checkpoint(tmp_path: Path) -> None:
     joined = write_checkpoint(tmp_path / "joined", new, shards=2, metadata=dcp_metadata(offsets))
     assert not is_sharded(joined)
     assert open_any(joined).by_name.keys() == new.keys()
+
+
+# PyTorch's own writer
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What PyTorch writes before and after a step, as two processes."""
+    return run_world(tmp_path_factory.mktemp("world") / "two", 2)
+
+
+def test_shards_that_pytorch_wrote_are_the_checkpoint_it_gathers(world: Path, tmp_path: Path) -> None:
+    base, target = world / "before/gathered", world / "after/gathered"
+    assert is_sharded(world / "after/sharded") and not is_sharded(world / "after/joined")
+    dense = diff(base, target, tmp_path / "dense-delta")
+    assert 0 < dense.changed_elements < dense.elements
+    diff(base, world / "after/sharded", tmp_path / "delta")
+    assert tree(tmp_path / "delta") == tree(tmp_path / "dense-delta")
+    assert verify(world / "after/sharded", against=target).matches
+
+
+def test_a_step_reaches_a_receiver_from_shards_alone(world: Path, tmp_path: Path) -> None:
+    result = diff(world / "before/sharded", world / "after/sharded")
+    assert result.changed_elements == diff(world / "before/gathered", world / "after/gathered").changed_elements
+    diff(world / "before/gathered", world / "after/sharded", tmp_path / "delta")
+    apply(tmp_path / "delta", world / "before/gathered", to=tmp_path / "receiver")
+    assert tree(tmp_path / "receiver") == tree(world / "after/gathered")
+
+
+def test_what_pytorch_joins_is_right_but_for_scalars(world: Path) -> None:
+    """It writes zeros for a tensor of no dimensions; the shards hold what it was."""
+    found = verify(world / "after/sharded", against=world / "after/joined")
+    assert [(each.tensor, each.expected) for each in found.differences] == [("model.scale", "0x0000")]
+    assert not found.missing and not found.extra
