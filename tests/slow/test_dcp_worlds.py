@@ -1,4 +1,4 @@
-"""PyTorch's distributed checkpoint in worlds of 3, 4 and 8 processes, whose parts are uneven, or empty on some ranks."""
+"""PyTorch's distributed checkpoint in worlds of 3, 4 and 8 processes, with uneven parts, and empty ones."""
 
 from __future__ import annotations
 
