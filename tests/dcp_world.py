@@ -36,10 +36,10 @@ TENSORS: dict[str, tuple[tuple[int, ...], Cut]] = {
 
 
 def main(out: Path, world: int) -> None:
-    import torch.multiprocessing as mp
+    from torch.multiprocessing.spawn import spawn
 
     with tempfile.TemporaryDirectory() as scratch:
-        mp.spawn(_rank, args=(world, str(Path(scratch) / "store"), str(out)), nprocs=world)  # type: ignore[no-untyped-call]
+        spawn(_rank, args=(world, str(Path(scratch) / "store"), str(out)), nprocs=world)  # type: ignore[no-untyped-call]
 
 
 def _rank(rank: int, world: int, store: str, out: str) -> None:
@@ -80,10 +80,10 @@ def _shard(full: torch.Tensor, mesh: Any, cut: Cut) -> Any:
 def _write(masters: dict[str, Any], out: Path) -> None:
     import torch
     import torch.distributed as dist
-    import torch.distributed.checkpoint as dcp
     from safetensors.torch import save_file
-    from torch.distributed.checkpoint import HuggingFaceStorageWriter
     from torch.distributed.checkpoint._consolidate_hf_safetensors import consolidate_safetensors_files
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+    from torch.distributed.checkpoint.state_dict_saver import save
     from torch.distributed.tensor import DTensor
 
     state = {}
@@ -95,7 +95,7 @@ def _write(masters: dict[str, Any], out: Path) -> None:
         )
     files = {name: 1 + number % 2 for number, name in enumerate(state)}
     sharded, joined, gathered = (str(out / name) for name in ("sharded", "joined", "gathered"))
-    dcp.save(
+    save(
         state,
         storage_writer=HuggingFaceStorageWriter(sharded, fqn_to_index_mapping=files, save_distributed=True),
     )
