@@ -26,6 +26,7 @@ from dcr_cli.content import Blocks, Side, Workers, in_file_order, read_spans, re
 from dcr_cli.delta.encoding import uint_dtype
 from dcr_cli.delta.scan import Part, parts_of
 from dcr_cli.errors import NotFoundError, UsageError
+from dcr_cli.layout.laid import LaidCheckpoint
 from dcr_cli.layout.opening import layout_given, open_any
 from dcr_cli.reference import (
     Reference,
@@ -152,7 +153,7 @@ def _against_checkpoint(workers: Workers, found: Opened, expected: Opened) -> Ve
     differences, comparable = [], []
     for tensor in in_file_order(found[0].tensors):
         other = expected[0].by_name.get(tensor.name)
-        if other is None:
+        if other is None or not _is_held(found[0], tensor):
             continue
         form = _form_difference(tensor, other.dtype.name, other.shape)
         if form is None:
@@ -190,8 +191,7 @@ def _against_digests(workers: Workers, found: Opened, reference: Reference) -> V
         if digest_bytes(digest) != wanted:
             texts = digest_text(wanted), digest_text(digest)
             differences.append(TensorDifference(tensor.name, "digest", None, None, None, *texts))
-    records = {file.path: file.blake3 for file in found[0].files_digest(found[1]) if file.kind == SIDECAR}
-    sidecars = _differing(records, reference.sidecars)
+    records, sidecars = _sidecars_against(found, reference)
     found[1].check_unchanged()
     names = set(reference.tensors)
     return _result(found[0], reference.name, names, comparable, differences, (len(records), sidecars))
@@ -203,8 +203,7 @@ def _against_state(workers: Workers, found: Opened, reference: StateReference) -
     if state.content != reference.content:
         texts = blake3_text(reference.content), blake3_text(state.content)
         differences.append(TensorDifference("", "content", None, None, None, *texts))
-    records = {file.path: file.blake3 for file in found[0].files_digest(found[1]) if file.kind == SIDECAR}
-    sidecars = _differing(records, reference.sidecars)
+    records, sidecars = _sidecars_against(found, reference)
     checked = list(found[0].tensors)
     return _result(found[0], reference.name, set(digests), checked, differences, (len(records), sidecars))
 
@@ -311,6 +310,22 @@ def _compare_sidecars(found: Opened, expected: Opened) -> tuple[int, list[Sideca
         for checkpoint, reader in (found, expected)
     ]
     return len(digests[0].keys() & digests[1].keys()), _differing(digests[0], digests[1])
+
+
+def _sidecars_against(
+    found: Opened, reference: Reference | StateReference
+) -> tuple[dict[str, bytes], list[SidecarDifference]]:
+    """The records of a checkpoint's sidecars, and which ones differ. Shards of ranks need not have them beside them."""
+    records = {file.path: file.blake3 for file in found[0].files_digest(found[1]) if file.kind == SIDECAR}
+    differences = _differing(records, reference.sidecars)
+    if isinstance(found[0], LaidCheckpoint):
+        differences = [each for each in differences if each.kind != "missing"]
+    return records, differences
+
+
+def _is_held(checkpoint: Checkpoint, tensor: Tensor) -> bool:
+    """Whether a tensor is in the files of a checkpoint; one that a layout skips is not."""
+    return not isinstance(checkpoint, LaidCheckpoint) or tensor.name in checkpoint.sources
 
 
 def _differing(found: Mapping[str, bytes], expected: Mapping[str, bytes]) -> list[SidecarDifference]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -130,7 +130,7 @@ def make_tiny_pair(folder: Path, *, count: int, rate: float, seed: int) -> Pair:
             differs = (old[begin:end] != new[begin:end]).reshape(-1, widths[entry["dtype"]])
             changed += int(differs.any(axis=1).sum())
         for side, data in (("base", old), ("target", new)):
-            (folder / side / file).write_bytes(_framed(header) + data.tobytes())
+            (folder / side / file).write_bytes(framed(header) + data.tobytes())
         total += at
     for side in ("base", "target"):
         (folder / side / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}) + "\n")
@@ -244,11 +244,12 @@ def _header(group: Sequence[Named]) -> tuple[bytes, list[int]]:
     for name, shape in group:
         offsets.append(offsets[-1] + 2 * math.prod(shape))
         header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": offsets[-2:]}
-    framed = _framed(header)
-    return framed, [len(framed) + offset for offset in offsets]
+    head = framed(header)
+    return head, [len(head) + offset for offset in offsets]
 
 
-def _framed(header: dict[str, Any]) -> bytes:
+def framed(header: Mapping[str, Any]) -> bytes:
+    """The head of a safetensors file, padded as its usual writer does."""
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text

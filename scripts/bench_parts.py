@@ -12,6 +12,7 @@ from pathlib import Path
 
 from bench_codec import codec
 from bench_commands import commands, memory, startup, tiny
+from bench_layouts import layouts, matrices
 from bench_methods import read_pairs
 from bench_pairs import Named, Pair, decoder, giant, make_pair, make_tiny_pair
 from bench_report import PARTS, BenchError, Report
@@ -38,6 +39,7 @@ class Parts:
             "wire": self._wire,
             "codec": self._codec,
             "commands": self._commands,
+            "layouts": self._layouts,
             "memory": self._memory,
             "tiny": self._tiny,
             "startup": self._startup,
@@ -76,6 +78,12 @@ class Parts:
         pair = self.large()
         say("commands")
         commands(self.report, self.place, pair, rounds=self.given.rounds, jobs=self.given.jobs)
+
+    def _layouts(self) -> None:
+        pair = self._make("matrices", matrices(self.given.mib * MIB // 2), self.given.rate, 4)
+        say("layouts")
+        layouts(self.report, self.place, pair, rounds=self.given.rounds, jobs=self.given.jobs)
+        shutil.rmtree(pair.base.parent)
 
     def _memory(self) -> None:
         memory(self.report, self.place, self._memory_pairs(), (2,) if self.given.quick else (1, 2, 4))

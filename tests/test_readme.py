@@ -14,6 +14,8 @@ import pytest
 
 from dcr_cli.cli import COMMANDS, main
 from dcr_cli.push import push
+from layouts import layout_bytes, layout_document, local, part_of, write_dcp
+from strategies import shard_bytes, tiny_tensors
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -29,8 +31,24 @@ def folder(tiny_pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.Mon
     for name in ("step-1", "rollout"):
         shutil.copytree(tiny_pair[0], tmp_path / name)
     shutil.copytree(tiny_pair[1], tmp_path / "step-2")
+    _write_shards(tmp_path)
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+def _write_shards(folder: Path) -> None:
+    """Write the target's tensors as two ranks hold them: by rows, as PyTorch does, and by columns."""
+    tensors = tiny_tensors()[1]
+    write_dcp(folder / "dcp-shards", tensors, [[(name, (at, 0), (32, 64)) for name in tensors] for at in (0, 32)])
+    (folder / "tp-shards").mkdir()
+    described = {}
+    for rank, at in enumerate((0, 32)):
+        parts = {name: part_of(tensor, (0, at), (64, 32)) for name, tensor in tensors.items()}
+        (folder / f"tp-shards/rank-{rank}.safetensors").write_bytes(shard_bytes(parts))
+        described[f"rank-{rank}.safetensors"] = {
+            name: local(part, [[name, at, 0, [[64, 64, 32], [32, 1, 1]]]]) for name, part in parts.items()
+        }
+    (folder / "tp.json").write_bytes(layout_bytes(layout_document(tensors, described)))
 
 
 def test_the_commands_run(folder: Path) -> None:

@@ -264,14 +264,21 @@ def _find_sidecars(
         for path, identity in identities.items()
         if path not in part_of_weights
     ]
-    refused = [(sidecar.path, *refusal) for sidecar in sidecars if (refusal := _refusal(sidecar))]
     if strangers is not None:
+        refused = [(sidecar.path, *refusal) for sidecar in sidecars if (refusal := _refusal(sidecar))]
         for path, facts, _ in refused:
             if is_top_shard(path):
                 raise WrongBaseError(str(folder / path), facts, hint="move it out of the checkpoint")
         others = {path for path, _, _ in refused}
         strangers.extend(others)
         return tuple(sidecar for sidecar in sidecars if sidecar.path not in others)
+    check_sidecars(folder, sidecars)
+    return tuple(sidecars)
+
+
+def check_sidecars(folder: Path, sidecars: Sequence[Sidecar]) -> None:
+    """Raise DamagedError if a file beside the shards can be no part of a checkpoint, or they are too large together."""
+    refused = [(sidecar.path, *refusal) for sidecar in sidecars if (refusal := _refusal(sidecar))]
     if refused:
         path, facts, _ = refused[0]
         more = f" (and {len(refused) - 1} more files are refused)" if len(refused) > 1 else ""
@@ -282,7 +289,6 @@ def _find_sidecars(
         largest = max(limited, key=lambda sidecar: sidecar.size)
         facts = f"its files beside the shards have {together} bytes, more than the {MAX_SIDECARS_BYTES} allowed"
         raise DamagedError(str(folder), facts, hint=skip_hint(pattern_of(largest.path)))
-    return tuple(sidecars)
 
 
 def _refusal(sidecar: Sidecar) -> tuple[str, str] | None:

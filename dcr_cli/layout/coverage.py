@@ -6,18 +6,21 @@ others are replicas, which are read to see that they agree.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from dcr_cli.checkpoint.names import shown
 from dcr_cli.errors import DamagedError
-from dcr_cli.layout.box import Box, index_of, meetings
+from dcr_cli.layout.box import Axis, Box, index_of, meetings
 from dcr_cli.layout.layout import Form, Layout, Placed
 
 # A gap is looked for in so many elements at a time.
 _AT_ONCE = 1 << 22
+# So many boxes that lie in one another in no order are compared two by two.
+_MOST_TANGLED = 1 << 10
 
 Geometry = tuple[int, tuple[Box, ...]]
 
@@ -48,41 +51,123 @@ class GapError(ValueError):
 
 def find_owners(elements: int, boxes: Sequence[Box]) -> Owners:
     """Say which boxes own the elements of a tensor and which are replicas. OverlapError, GapError, and ValueError where
-    a box reaches beyond the tensor."""
-    owners: list[int] = []
-    replicas: list[int] = []
-    covered = 0
+    a box reaches beyond the tensor, or where very many lie in one another in no order."""
+    distinct: dict[Box, int] = {}
     for number, box in enumerate(boxes):
         if box.canonical_end > elements:
             raise ValueError(f"a box ends at element {box.canonical_end} of {elements}")
+        distinct.setdefault(_footprint(box), number)
+    marked = [_Marked(number, box) for box, number in distinct.items()]
+    owners = sorted(_owners_of(marked), key=lambda owner: owner.number)
+    if sum(owner.box.elements for owner in owners) < elements:
+        gap = _first_gap(0, elements, owners)
+        assert gap is not None
+        raise GapError(gap)
+    numbers = tuple(owner.number for owner in owners)
+    owning = set(numbers)
+    return Owners(numbers, tuple(number for number in range(len(boxes)) if number not in owning))
+
+
+class _Marked(NamedTuple):
+    """A box, or what it has in one of some equal steps, and its number."""
+
+    number: int
+    box: Box
+
+
+def _footprint(box: Box) -> Box:
+    """The elements of a box in the canonical tensor alone: however it lies here, equal ones are equal."""
+    return Box.make([(axis.steps, axis.canonical, axis.canonical) for axis in box.axes], box.canonical, box.canonical)
+
+
+def _owners_of(boxes: Sequence[_Marked]) -> Iterator[_Marked]:
+    """Those of some boxes that own elements; the others have no element that these have not."""
+    for group in _groups(boxes):
+        step = _common_step(group)
+        if len(group) == 1:
+            yield from group
+        elif step is not None:
+            owning = {owner.number for owner in _owners_of(_one_step(group))}
+            yield from (each for each in group if each.number in owning)
+        else:
+            yield from _owners_among(group)
+
+
+def _owners_among(group: Sequence[_Marked]) -> list[_Marked]:
+    """As _owners_of, box by box, each compared with all owners before it."""
+    owners: list[_Marked] = []
+    for each in sorted(group, key=lambda each: each.number):
         shared, first = 0, None
         for owner in owners:
-            for meeting in meetings(boxes[owner], box):
+            for meeting in meetings(owner.box, each.box):
                 shared += meeting.elements
                 if first is None or meeting.canonical < first[1]:
-                    first = owner, meeting.canonical
+                    first = owner.number, meeting.canonical
         if first is None:
-            owners.append(number)
-            covered += box.elements
-        elif shared == box.elements:
-            replicas.append(number)
-        else:
-            raise OverlapError(first[0], number, first[1])
-    if covered < elements:
-        raise GapError(_first_gap(elements, [boxes[owner] for owner in owners]))
-    return Owners(tuple(owners), tuple(replicas))
+            owners.append(each)
+            if len(owners) > _MOST_TANGLED:
+                raise ValueError(f"more than {_MOST_TANGLED} of its boxes lie in one another in no order")
+        elif shared < each.box.elements:
+            raise OverlapError(first[0], each.number, first[1])
+    return owners
 
 
-def _first_gap(elements: int, boxes: Sequence[Box]) -> int:
-    """The first element that is in no box."""
-    for first in range(0, elements, _AT_ONCE):
-        is_covered = np.zeros(min(_AT_ONCE, elements - first), np.bool_)
-        for box in boxes:
+def _groups(boxes: Sequence[_Marked]) -> Iterator[list[_Marked]]:
+    """Boxes in order, in groups of which none begins before all of the groups before it have ended."""
+    group: list[_Marked] = []
+    end = 0
+    for each in sorted(boxes, key=lambda each: each.box.canonical):
+        if group and each.box.canonical >= end:
+            yield group
+            group = []
+        group.append(each)
+        end = max(end, each.box.canonical_end)
+    if group:
+        yield group
+
+
+def _common_step(group: Sequence[_Marked]) -> Axis | None:
+    """The outermost axis of all boxes of a group, if they have the same one and it leads from what all of them have in
+    one step past all of that: then what holds for one step holds for each."""
+    axes = {each.box.axes[:1] for each in group}
+    if len(axes) > 1 or () in axes:
+        return None
+    step = group[0].box.axes[0]
+    inner = _one_step(group)
+    reach = max(each.box.canonical_end for each in inner) - min(each.box.canonical for each in inner)
+    return step if reach <= step.canonical else None
+
+
+def _one_step(group: Sequence[_Marked]) -> list[_Marked]:
+    """What the boxes of a group have in the first step of their outermost axis."""
+    return [_Marked(number, Box(box.axes[1:], box.canonical, box.local)) for number, box in group]
+
+
+def _first_gap(begin: int, end: int, owners: Sequence[_Marked]) -> int | None:
+    """The first element from `begin` to `end` that is in none of some boxes, of which no two share any."""
+    for group in _groups(owners):
+        if begin < group[0].box.canonical:
+            return begin
+        stop = max(each.box.canonical_end for each in group)
+        if sum(each.box.elements for each in group) < stop - begin:
+            step = _common_step(group)
+            if step is None:
+                return _first_unpainted(begin, stop, group)
+            return _first_gap(begin, begin + step.canonical, _one_step(group))
+        begin = stop
+    return begin if begin < end else None
+
+
+def _first_unpainted(begin: int, end: int, group: Sequence[_Marked]) -> int | None:
+    """As _first_gap, element by element."""
+    for first in range(begin, end, _AT_ONCE):
+        is_covered = np.zeros(min(_AT_ONCE, end - first), np.bool_)
+        for _, box in group:
             for part in box.rectangles(box.rank(first), box.rank(first + len(is_covered))):
                 box.canonical_view(is_covered, first, part)[...] = True
         if not is_covered.all():
             return first + int(np.argmin(is_covered))
-    raise AssertionError("every element is in a box")
+    return None
 
 
 class Coverage:

@@ -23,11 +23,6 @@ SHARDING_INFO = "DCP_SHARDING_INFO"
 _SHARD_NAME = re.compile(r"shard-(\d{5,})-model-\d{5,}-of-\d{5,}\.safetensors")
 
 
-def says_where_it_begins(shard: Shard) -> bool:
-    """Whether a shard is one of PyTorch's distributed checkpoint."""
-    return SHARDING_INFO in shard.header.metadata
-
-
 def dcp_layout(shards: RankShards, forms: Mapping[str, Form] | None) -> Layout:
     """Read the layout from the headers.
 

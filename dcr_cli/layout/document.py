@@ -125,6 +125,9 @@ def decode_layout(data: bytes, what: str) -> Layout:
             raise DamagedError(what, f"shard {shown(path)} is not an object of tensors")
         at = f"{what}: {shown(path)}"
         shards[path] = {name: _decode_local(each, forms, at, name) for name, each in members.items()}
+        for name, tensor in shards[path].items():
+            if placed := next((each.tensor for each in tensor.placements if each.tensor in layout.skipped), None):
+                raise DamagedError(at, f"tensor {shown(name)} has elements of {shown(placed)}, which is skipped")
     return Layout(what, tensors, shards, frozenset(skipped), stored, rules)
 
 
@@ -165,10 +168,15 @@ def _decode_form(member: Any, what: str, name: str) -> Form:
         raise DamagedError(at, "its dtype is none of safetensors")
     if type(shape) is not list or not all(_is_count(number) for number in shape):
         raise DamagedError(at, "its shape is not a list of integers from 0 on")
-    form = Form(dtype, tuple(shape))
-    if form.elements > _MAX_COUNT:
-        raise DamagedError(at, "has more elements than can be counted")
-    return form
+    elements = 1
+    for dimension in shape:
+        # A long row of large numbers is not multiplied to its end.
+        elements *= dimension
+        if elements > _MAX_COUNT:
+            raise DamagedError(at, "has more elements than can be counted")
+    if elements * DTYPES[dtype].bits % 8:
+        raise DamagedError(at, f"{elements} elements of {dtype} do not fill whole bytes")
+    return Form(dtype, tuple(shape))
 
 
 def _decode_rule(member: Any, what: str, name: str) -> Rule:

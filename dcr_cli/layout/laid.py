@@ -15,13 +15,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dcr_cli.checkpoint.checkpoint import Checkpoint, FileDigest, Reader, Shard, Sidecar, Tensor
+from dcr_cli.checkpoint.checkpoint import (
+    Checkpoint,
+    FileDigest,
+    Reader,
+    Shard,
+    Sidecar,
+    Tensor,
+    check_sidecars,
+)
 from dcr_cli.checkpoint.digest import ObjectHasher, object_digest
 from dcr_cli.checkpoint.folder import pattern_of, skip_hint
 from dcr_cli.checkpoint.header import DTYPES, bytes_view, parse_header, write_header
-from dcr_cli.checkpoint.names import listed, path_fault, shown
-from dcr_cli.checkpoint.parts import MAX_SIDECAR_BYTES, SHARD, SIDECAR, is_weight_map, second_copy_pattern
-from dcr_cli.errors import DamagedError
+from dcr_cli.checkpoint.names import listed, shown
+from dcr_cli.checkpoint.parts import SHARD, SIDECAR, is_weight_map
+from dcr_cli.errors import DamagedError, UnsupportedError
 from dcr_cli.layout.coverage import Coverage
 from dcr_cli.layout.gather import Boxes, Gatherer, Held, Source, Sources
 from dcr_cli.layout.layout import Form, Layout
@@ -109,12 +117,12 @@ class LaidReader(Reader):
         """Fill the whole of `buffer` with the data that a shard would hold from byte `begin` of its file on."""
         view = bytes_view(buffer)
         tensors = self._by_shard[shard]
-        first = bisect_right(tensors, begin, key=lambda tensor: tensor.begin) - 1
-        for tensor in tensors[first:]:
-            if tensor.begin >= begin + len(view):
-                break
+        number = max(bisect_right(tensors, begin, key=lambda tensor: tensor.begin) - 1, 0)
+        while number < len(tensors) and (tensor := tensors[number]).begin < begin + len(view):
+            number += 1
             low, high = max(begin, tensor.begin), min(begin + len(view), tensor.begin + tensor.bytes)
-            self.read_into(tensor, low - tensor.begin, view[low - begin : high - begin])
+            if low < high:
+                self.read_into(tensor, low - tensor.begin, view[low - begin : high - begin])
 
     def read_file(self, path: str) -> bytes:
         """Return all bytes of a sidecar."""
@@ -147,6 +155,9 @@ def lay(shards: RankShards, layout: Layout, like: Checkpoint | None) -> LaidChec
     that is not known, or calls a function that it may not.
     """
     _check_shards(shards, layout)
+    if layout.skipped and like is None:
+        facts = f"skips tensors, and there is no base to take them from: {listed(sorted(layout.skipped))}"
+        raise UnsupportedError(layout.what, facts, hint="compare with a checkpoint that has them")
     if like is not None:
         check_like(layout, like)
     sources = _sources(shards, layout)
@@ -254,15 +265,7 @@ def _sidecars(shards: RankShards, layout: Layout, like: Checkpoint | None) -> tu
     for path, identity in shards.identities.items():
         if path in shards.shards or is_weight_map(path) or path.rpartition("/")[0] in folders:
             continue
-        what = str(shards.root / path)
-        if (fault := path_fault(path)) is not None:
-            raise DamagedError(what, f"unsafe name: {fault}", hint=skip_hint(pattern_of(path)))
-        if (pattern := second_copy_pattern(path)) is not None:
-            raise DamagedError(what, "would be a second copy of the weights", hint=skip_hint(pattern))
-        if identity.size > MAX_SIDECAR_BYTES:
-            facts = (
-                f"has {identity.size} bytes, more than the {MAX_SIDECAR_BYTES} that a file beside the shards may have"
-            )
-            raise DamagedError(what, facts, hint=skip_hint(path))
         found[path] = Sidecar(path, identity.size, SIDECAR)
-    return tuple(found[path] for path in sorted(found))
+    sidecars = tuple(found[path] for path in sorted(found))
+    check_sidecars(shards.root, sidecars)
+    return sidecars
