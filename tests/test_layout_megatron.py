@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from dcr_cli.layout.coverage import find_owners
 from dcr_cli.layout.megatron import mappings, views
-from dcr_cli.layout.megatron.mappings import Part
+from dcr_cli.layout.megatron.mappings import Part, Section
 
 Array = NDArray[Any]
 Cut = Callable[[list[Array], int], list[Array]]
@@ -135,25 +135,25 @@ CASES: dict[str, tuple[mappings.Mapping, list[tuple[int, ...]], Cut, Sequence[in
         (1, 2, 4, 8),
     ),
     "norms of heads": (
-        partial(mappings.heads, count=2),
+        partial(mappings.by_heads, count=2),
         [(2 * DIM,)],
         lambda a, t: [each for each in split_rows(a[0], min(t, 2)) for _ in range(max(1, t // 2))],
         (1, 2, 4),
     ),
     "mamba projection": (
-        mappings.mamba_projection(inner=16, state=8, heads=4),
+        mappings.mamba_projection(heads=Section(4, 4), groups=Section(4, 2)),
         [(52, HIDDEN)],
         lambda a, t: by_parts(np.split(a[0], [16, 32, 40, 48]), t),
         (1, 2, 4),
     ),
     "mamba convolution": (
-        mappings.mamba_convolution(inner=16, state=8),
+        mappings.mamba_convolution(heads=Section(4, 4), groups=Section(4, 2)),
         [(32, 1, 4)],
         lambda a, t: by_parts(np.split(a[0], [16, 24]), t),
         (1, 2, 4),
     ),
     "delta net convolution": (
-        mappings.delta_net_convolution(keys=8, values=16),
+        mappings.delta_net_convolution(keys=Section(4, 2), values=Section(8, 2)),
         [(32, 1, 4)],
         lambda a, t: by_parts(np.split(a[0], [8, 16]), t),
         (1, 2, 4),

@@ -9,10 +9,11 @@ from functools import partial
 
 from dcr_cli.layout.megatron.entries import ADD_ONE, DECODER, EXPERT, LAYER, Config, Entry, entries
 from dcr_cli.layout.megatron.mappings import (
+    Section,
+    by_heads,
     column,
     delta_net,
     delta_net_convolution,
-    heads,
     mamba_convolution,
     mamba_projection,
     qkv,
@@ -39,7 +40,7 @@ def attention(config: Config, *, is_gated: bool = False, has_norms_of_all_heads:
     of_heads = partial(qkv, query_heads=config.query_heads, groups=config.groups, is_gated=is_gated)
     query_norm = key_norm = replicated
     if has_norms_of_all_heads:
-        query_norm, key_norm = (partial(heads, count=count) for count in (config.query_heads, config.groups))
+        query_norm, key_norm = (partial(by_heads, count=count) for count in (config.query_heads, config.groups))
     return entries(
         f"{DECODER}.self_attention",
         CANONICAL,
@@ -97,7 +98,7 @@ def gated_delta_net(config: Config) -> list[Entry]:
     key_heads, value_heads = config.count("linear_num_key_heads"), config.count("linear_num_value_heads")
     key_dim, value_dim = config.count("linear_key_head_dim"), config.count("linear_value_head_dim")
     into = partial(delta_net, key_heads=key_heads, value_heads=value_heads, key_dim=key_dim, value_dim=value_dim)
-    convolution = delta_net_convolution(keys=key_heads * key_dim, values=value_heads * value_dim)
+    convolution = delta_net_convolution(keys=Section(key_heads, key_dim), values=Section(value_heads, value_dim))
     at, canonical = f"{DECODER}.self_attention", f"{CANONICAL}.linear_attn"
     own = entries(
         at,
@@ -115,11 +116,10 @@ def gated_delta_net(config: Config) -> list[Entry]:
 
 def mamba(config: Config, canonical: str) -> list[Entry]:
     """A Mamba mixer, and the norm before it."""
-    count = config.count("mamba_num_heads")
-    inner = count * config.count("mamba_head_dim")
-    state = config.count("n_groups") * config.count("ssm_state_size")
-    convolution = mamba_convolution(inner=inner, state=state)
-    into = mamba_projection(inner=inner, state=state, heads=count)
+    heads = Section(config.count("mamba_num_heads"), config.count("mamba_head_dim"))
+    groups = Section(config.count("n_groups"), config.count("ssm_state_size"))
+    convolution = mamba_convolution(heads=heads, groups=groups)
+    into = mamba_projection(heads=heads, groups=groups)
     own = entries(
         f"{DECODER}.mixer",
         f"{canonical}.mixer",

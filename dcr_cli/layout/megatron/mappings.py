@@ -40,14 +40,22 @@ def column(shapes: Sequence[Shape], rank: int, size: int) -> Part:
     return _divided(pieces, _width(shapes), _rest(shapes), rank, size)
 
 
-def sections(shapes: Sequence[Shape], rank: int, size: int, *, rows: Sequence[int]) -> Part:
-    """Column parallel within sections of `rows` rows each: each rank holds a part of every one of them."""
+class Section(NamedTuple):
+    """Rows of a tensor that are those of so many heads or groups, which no rank has a part of."""
+
+    units: int
+    rows: int
+
+
+def sections(shapes: Sequence[Shape], rank: int, size: int, *, of: Sequence[Section]) -> Part:
+    """Column parallel within sections: each rank holds a part of every one of them."""
     (shape,) = shapes
-    if sum(rows) != shape[0]:
-        raise ValueError(f"has {shape[0]} rows, not the {sum(rows)} of its sections {list(rows)}")
-    pieces = []
-    first = 0
-    for count in rows:
+    counts = [section.units * section.rows for section in of]
+    if sum(counts) != shape[0]:
+        raise ValueError(f"has {shape[0]} rows, not the {sum(counts)} of its sections {counts}")
+    pieces, first = [], 0
+    for section, count in zip(of, counts, strict=True):
+        _share(section.units, size, "heads or groups")
         pieces.append((0, first, count))
         first += count
     return _divided(pieces, _width(shapes), _rest(shapes), rank, size)
@@ -84,7 +92,7 @@ def undivided(shapes: Sequence[Shape], rank: int, size: int) -> Part:
     return column(shapes, rank, size)
 
 
-def heads(shapes: Sequence[Shape], rank: int, size: int, *, count: int) -> Part:
+def by_heads(shapes: Sequence[Shape], rank: int, size: int, *, count: int) -> Part:
     """Column parallel by heads; where there are fewer heads than ranks, neighbours hold the same head."""
     (shape,) = shapes
     if shape[0] % count:
@@ -241,16 +249,16 @@ def _width(shapes: Sequence[Shape]) -> int:
     return prod(_rest(shapes))
 
 
-def mamba_projection(*, inner: int, state: int, heads: int) -> Mapping:
+def mamba_projection(*, heads: Section, groups: Section) -> Mapping:
     """The input projection of a Mamba mixer: gate, input, B, C and time step."""
-    return partial(sections, rows=(inner, inner, state, state, heads))
+    return partial(sections, of=(heads, heads, groups, groups, Section(heads.units, 1)))
 
 
-def mamba_convolution(*, inner: int, state: int) -> Mapping:
+def mamba_convolution(*, heads: Section, groups: Section) -> Mapping:
     """The convolution of a Mamba mixer: input, B and C."""
-    return partial(sections, rows=(inner, state, state))
+    return partial(sections, of=(heads, groups, groups))
 
 
-def delta_net_convolution(*, keys: int, values: int) -> Mapping:
+def delta_net_convolution(*, keys: Section, values: Section) -> Mapping:
     """The convolution of a gated delta net: queries, keys and values."""
-    return partial(sections, rows=(keys, keys, values))
+    return partial(sections, of=(keys, keys, values))
