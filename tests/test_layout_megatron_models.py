@@ -249,8 +249,13 @@ def test_names_without_transformer_engine() -> None:
     } <= names
     assert not any("layer_norm_weight" in name or name.endswith("weight1") for name in names)
     with_latent = of_type("deepseek_v3")
-    layout = megatron_layout(with_latent.config, with_latent.forms, Sizes(), Options(naming=naming))
+    layout = megatron_layout(with_latent.config, with_latent.forms, Sizes(tensor=2), Options(naming=naming))
     assert "decoder.layers.0.self_attention.kv_layernorm.weight" in layout.shards[folder("00")]
+    # What Transformer Engine's layers have whole on every rank, Megatron-Core's own divide.
+    name = "decoder.layers.0.self_attention.linear_kv_down_proj.weight"
+    assert layout.shards[folder("00")][name].form.shape == (4, HIDDEN)
+    layout = megatron_layout(with_latent.config, with_latent.forms, Sizes(tensor=2))
+    assert layout.shards[folder("00")][name].form.shape == (8, HIDDEN)
 
 
 def test_names_of_a_gated_delta_net_and_its_rule() -> None:

@@ -70,7 +70,7 @@ def megatron_layout(
     check_all_found(known.model_type, model, found)
     stored = dict(_stored(found, model, setup.stored))
     rules = dict(_rules(found, model, stored))
-    shards = Divider(sizes, stored, chunks).divide(found, files, setup.naming)
+    shards = Divider(sizes, stored, chunks, setup.naming).divide(found, files)
     return Layout(WHAT, forms, shards, skipped, {name: stored[name] for name in rules}, rules)
 
 

@@ -77,15 +77,24 @@ def concatenated_attention(config: Config, at: str) -> list[Entry]:
 
 
 def latent_attention() -> list[Entry]:
-    """Multi-head latent attention: projections down are whole on every rank, those up again are divided by heads."""
+    """Multi-head latent attention: projections down are whole on every rank, those up again are divided by heads.
+
+    Megatron-Core's own layers divide those down too, by rows.
+    """
+    at, canonical = f"{DECODER}.self_attention", f"{CANONICAL}.self_attn"
     own = entries(
-        f"{DECODER}.self_attention",
-        f"{CANONICAL}.self_attn",
-        ("linear_q_proj.weight", column, "q_proj.weight"),
+        at,
+        canonical,
         ("linear_q_down_proj.weight", replicated, "q_a_proj.weight"),
+        ("linear_kv_down_proj.weight", replicated, "kv_a_proj_with_mqa.weight"),
+        apart=column,
+    )
+    own += entries(
+        at,
+        canonical,
+        ("linear_q_proj.weight", column, "q_proj.weight"),
         ("linear_q_up_proj.layer_norm_weight", replicated, "q_a_layernorm.weight"),
         ("linear_q_up_proj.weight", column, "q_b_proj.weight"),
-        ("linear_kv_down_proj.weight", replicated, "kv_a_proj_with_mqa.weight"),
         ("linear_kv_up_proj.layer_norm_weight", replicated, "kv_a_layernorm.weight"),
         ("linear_kv_up_proj.weight", column, "kv_b_proj.weight"),
         ("linear_proj.weight", row, "o_proj.weight"),

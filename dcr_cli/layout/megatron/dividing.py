@@ -5,7 +5,7 @@ Pure. How one tensor is divided is mappings.py's business.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping as Members, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
@@ -13,8 +13,8 @@ from typing import NamedTuple
 from dcr_cli.checkpoint.names import listed, shown
 from dcr_cli.errors import UnsupportedError, UsageError
 from dcr_cli.layout.layout import KEEP, ZERO, Form, LocalTensor, Placement
-from dcr_cli.layout.megatron.entries import EXPERT, LAYER, MTP
-from dcr_cli.layout.megatron.mappings import Part, Shape
+from dcr_cli.layout.megatron.entries import EXPERT, LAYER, MTP, Entry
+from dcr_cli.layout.megatron.mappings import Mapping, Part, Shape
 from dcr_cli.layout.megatron.matching import EMBEDDING, Local
 from dcr_cli.layout.megatron.ranks import Chunk, Rank, Sizes
 from dcr_cli.layout.megatron.views import seen
@@ -36,6 +36,10 @@ class Naming:
 
     has_fused_norms: bool = True
     has_grouped_experts: bool = True
+
+    def mapping(self, entry: Entry) -> Mapping:
+        """How an entry's tensors are divided."""
+        return entry.mapping if self.has_fused_norms or entry.apart is None else entry.apart
 
     def name(self, local: str) -> str:
         """The name of an entry's local tensor."""
@@ -61,37 +65,35 @@ class _Placed(NamedTuple):
 class Divider:
     """Divides tensors of the forms `stored`. Those that are divided alike, as in all layers, are divided once."""
 
-    def __init__(self, sizes: Sizes, stored: Mapping[str, Form], chunks: Sequence[Chunk]) -> None:
+    def __init__(self, sizes: Sizes, stored: Members[str, Form], chunks: Sequence[Chunk], naming: Naming) -> None:
         self._sizes = sizes
+        self._naming = naming
         self._stored = stored
         self._chunks = chunks
         self._known: dict[tuple[object, ...], Part] = {}
 
-    def divide(
-        self, found: Sequence[Local], files: Mapping[Rank, str], naming: Naming
-    ) -> dict[str, dict[str, LocalTensor]]:
+    def divide(self, found: Sequence[Local], files: Members[Rank, str]) -> dict[str, dict[str, LocalTensor]]:
         """The tensors of each file, in the order of the model. UsageError where sizes do not divide them."""
         count = max((local.expert + 1 for local in found if local.expert is not None), default=0)
         experts, left = divmod(count, self._sizes.expert)
         if left:
             raise UsageError("size expert", f"{count} experts cannot be divided by {self._sizes.expert} ranks")
         of_ranks: dict[tuple[int, int], list[_Placed]] = {}
-        for placed in sorted(self._placed(found, naming), key=lambda each: each[:2]):
+        for placed in sorted(self._placed(found), key=lambda each: each[:2]):
             pipeline, expert = self._chunks[placed.chunk].pipeline, placed.local.expert
             holders = range(self._sizes.expert) if expert is None else (expert // experts,)
             for holder in holders:
                 of_ranks.setdefault((pipeline, holder), []).append(placed)
-        return {
-            file: {
-                placed.name.replace(EXPERT, str((placed.local.expert or 0) % max(experts, 1))): self._local_tensor(
-                    placed.local, rank
-                )
-                for placed in of_ranks.get((rank.pipeline, rank.expert), ())
-            }
-            for rank, file in files.items()
-        }
+        shards: dict[str, dict[str, LocalTensor]] = {}
+        for rank, file in files.items():
+            tensors = shards[file] = {}
+            for placed in of_ranks.get((rank.pipeline, rank.expert), ()):
+                expert = placed.local.expert
+                name = placed.name if expert is None else placed.name.replace(EXPERT, str(expert % experts))
+                tensors[name] = self._local_tensor(placed.local, rank)
+        return shards
 
-    def _placed(self, found: Sequence[Local], naming: Naming) -> list[_Placed]:
+    def _placed(self, found: Sequence[Local]) -> list[_Placed]:
         """Each local tensor in every part of the model that has it."""
         last = len(self._chunks) - 1
         predicts_more = any(local.entry.local.startswith(MTP) for local in found)
@@ -103,14 +105,14 @@ class Divider:
                 layer, chunks = local.layer, {chunk_of[local.layer]}
             elif local.entry.local == EMBEDDING:
                 layer, chunks = -1, {0, last} if predicts_more else {0}
-            placed += [_Placed(chunk, layer, self._name(local, chunk, naming), local) for chunk in chunks]
+            placed += [_Placed(chunk, layer, self._name(local, chunk), local) for chunk in chunks]
         return placed
 
-    def _name(self, local: Local, number: int, naming: Naming) -> str:
+    def _name(self, local: Local, number: int) -> str:
         chunk = self._chunks[number]
         layer = str(local.layer - chunk.layers.start) if local.layer is not None else ""
         stage = f"model{chunk.virtual}." if self._sizes.virtual > 1 else ""
-        return stage + naming.name(local.entry.local).replace(LAYER, layer)
+        return stage + self._naming.name(local.entry.local).replace(LAYER, layer)
 
     def _local_tensor(self, local: Local, rank: Rank) -> LocalTensor:
         if local.entry.is_of_experts:
@@ -128,7 +130,7 @@ class Divider:
         return LocalTensor(Form(dtypes[0], part.shape), placements, KEEP if is_full else ZERO)
 
     def _part(self, local: Local, shapes: Sequence[Shape], number: int, size: int) -> Part:
-        mapping, seen_as = local.entry.mapping, local.entry.seen_as
+        mapping, seen_as = self._naming.mapping(local.entry), local.entry.seen_as
         expert = local.expert if seen_as is not None else None
         key = (id(local.entry), *shapes, number, size, expert)
         part = self._known.get(key)

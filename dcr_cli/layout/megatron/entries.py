@@ -32,7 +32,8 @@ class Entry:
     In `canonical`, {layer} is the number of the layer in the model and {expert} that of the expert among all; in
     `local` they are those in the pipeline stage and in the expert rank. Where no canonical name has the expert,
     `seen_as` finds it in a tensor of all experts. `within` and `without` name a canonical tensor that the layer has, or
-    lacks. `stored` is the dtype of the local tensor, where it does not follow the model's.
+    lacks. `stored` is the dtype of the local tensor, where it does not follow the model's. `apart` is the mapping where
+    norms are modules of their own: Megatron-Core's own layers, which differ from Transformer Engine's.
     """
 
     local: str
@@ -43,6 +44,7 @@ class Entry:
     without: str | None = None
     rule: str | None = None
     stored: str | None = None
+    apart: Mapping | None = None
 
     @property
     def is_of_experts(self) -> bool:
