@@ -1,0 +1,106 @@
+"""Which local tensors a model has, found by the canonical tensors that there are. Pure.
+
+How ranks divide them is dividing.py's business.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from dcr_cli.checkpoint.names import listed, shown
+from dcr_cli.errors import DamagedError, UnsupportedError
+from dcr_cli.layout.layout import Form
+from dcr_cli.layout.megatron.entries import EXPERT, LAYER, Config, Entry, without_numbers
+from dcr_cli.layout.megatron.families import Family
+from dcr_cli.layout.megatron.mappings import vocabulary
+from dcr_cli.layout.megatron.ranks import Sizes
+
+WHAT = "layout of Megatron-Core"
+EMBEDDING, OUTPUT = "embedding.word_embeddings.weight", "output_layer.weight"
+HEAD = "lm_head.weight"
+_FIELDS = {LAYER: r"(?P<layer>\d+)", EXPERT: r"(?P<expert>\d+)"}
+
+
+@dataclass(frozen=True, slots=True)
+class Local:
+    """A local tensor before it is divided: which entry it is of, its canonical tensors, which layer and expert it has.
+
+    `also` are canonical tensors that are the same as its only one.
+    """
+
+    entry: Entry
+    names: tuple[str, ...]
+    layer: int | None = None
+    expert: int | None = None
+    also: tuple[str, ...] = ()
+
+
+def find_vocabulary(
+    config: Config, family: Family, model: Mapping[str, Form], sizes: Sizes, padded: int | None
+) -> Iterator[Local]:
+    """The embedding and the output layer, which have rows for every token: `padded` rows, or the fewest that all ranks
+    can divide. DamagedError if the base has no embedding."""
+    embedding = model.get(family.embedding)
+    if embedding is None:
+        raise DamagedError(WHAT, f"the base has no tensor {shown(family.embedding)}")
+    rows = padded if padded is not None else -(-embedding.shape[0] // sizes.tensor) * sizes.tensor
+    mapping = partial(vocabulary, rows=rows)
+    if not config.is_set("tie_word_embeddings", family.is_tied) and HEAD in model:
+        yield Local(Entry(EMBEDDING, mapping, (family.embedding,)), (family.embedding,))
+        yield Local(Entry(OUTPUT, mapping, (HEAD,)), (HEAD,))
+        return
+    also = (HEAD,) if HEAD in model else ()
+    if also and model[HEAD] != embedding:
+        raise DamagedError(f"tensor {HEAD}", f"is {model[HEAD]}, but tied to one that is {embedding}")
+    for local in (EMBEDDING, OUTPUT) if sizes.pipeline > 1 else (EMBEDDING,):
+        yield Local(Entry(local, mapping, (family.embedding,)), (family.embedding,), also=also)
+
+
+def find_locals(entries: Iterable[Entry], model: Mapping[str, Form], layers: int) -> Iterator[Local]:
+    """All others. DamagedError where a tensor is there, but not those that belong to it."""
+    alike: dict[str, list[str]] = {}
+    for name in model:
+        alike.setdefault(without_numbers(name), []).append(name)
+    for entry in entries:
+        first = entry.canonical[0]
+        pattern = re.escape(first)
+        for each, group in _FIELDS.items():
+            pattern = pattern.replace(re.escape(each), group)
+        matches = (re.fullmatch(pattern, name) for name in alike.get(without_numbers(first), ()))
+        for found in (match.groupdict() for match in matches if match is not None):
+            layer = int(found["layer"]) if "layer" in found else None
+            if layer is not None and layer >= layers:
+                continue
+            yield from _locals(entry, model, layer, int(found["expert"]) if "expert" in found else None)
+
+
+def _locals(entry: Entry, model: Mapping[str, Form], layer: int | None, expert: int | None) -> Iterator[Local]:
+    """The local tensors of an entry in a layer: one, or one for each expert of a tensor that has all of them."""
+
+    def name(pattern: str) -> str:
+        return pattern.replace(LAYER, str(layer)).replace(EXPERT, str(expert))
+
+    if entry.within is not None and name(entry.within) not in model:
+        return
+    if entry.without is not None and name(entry.without) in model:
+        return
+    names = tuple(map(name, entry.canonical))
+    missing = [each for each in names if each not in model]
+    if missing:
+        raise DamagedError(f"tensor {shown(names[0])}", f"the base lacks what belongs to it: {listed(missing)}")
+    if entry.seen_as is None:
+        yield Local(entry, names, layer, expert)
+        return
+    for number in range(model[names[0]].shape[0]):
+        yield Local(entry, names, layer, number)
+
+
+def check_all_found(model_type: str, model: Mapping[str, Form], locals_: Iterable[Local]) -> None:
+    """Raise UnsupportedError about canonical tensors that are in no local one."""
+    matched = {name for local in locals_ for name in (*local.names, *local.also)}
+    if unknown := [name for name in model if name not in matched]:
+        facts = f"does not know where these tensors of a {shown(model_type)} lie: {listed(unknown)}"
+        raise UnsupportedError(WHAT, facts, hint="skip those that no rank holds")
