@@ -254,7 +254,7 @@ def test_what_a_loader_returns_or_raises(tmp_path: Path, program: Program, facts
         probed(tmp_path, program)
 
 
-def test_loaders_are_found_by_name() -> None:
+def test_loaders_are_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert find_loader("os.path:join").function is __import__("os").path.join
     for name in ("os", "os:", ":join", "os.path:sep"):
         with pytest.raises(UsageError):
@@ -262,6 +262,10 @@ def test_loaders_are_found_by_name() -> None:
     for name in ("no_such_module:load", "os:no_such_function"):
         with pytest.raises(NotFoundError):
             find_loader(name)
+    (tmp_path / "loader_that_fails.py").write_text("1 / 0")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UnsupportedError, match="its module failed: ZeroDivisionError"):
+        find_loader("loader_that_fails:load")
 
 
 @pytest.mark.parametrize("name", DTYPES)
@@ -325,6 +329,10 @@ def test_few_boxes_are_fitted(at_once: int) -> None:
     assert len(check_fit(dict(enumerate(whole[::-1].reshape(-1).tolist())), at_once)) == 6
     mixed = np.concatenate([whole[:, :2], whole[:, 3:4], whole[:, 2:3]], axis=1)
     assert len(check_fit(dict(enumerate(mixed.reshape(-1).tolist())), at_once)) == 3
+
+
+def test_an_element_that_two_rows_could_have_is_in_one() -> None:
+    assert [box.elements for box in check_fit(dict(enumerate([0, 1, 2, 7, 12, 17, 18, 19])), 1000)] == [3, 3, 2]
 
 
 def test_what_fits_no_boxes_is_said_early() -> None:

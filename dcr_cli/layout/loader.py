@@ -96,7 +96,7 @@ class LoadedTensor(NamedTuple):
 
 def find_loader(name: str) -> Loader:
     """Import the function that `module:function` names. UsageError if it is not of that form, NotFoundError if there is
-    none."""
+    none, UnsupportedError if its module fails."""
     module_name, colon, function_name = name.partition(":")
     if not (colon and module_name and function_name):
         raise UsageError("loader", f"{shown(name)} is not of the form module:function")
@@ -107,6 +107,9 @@ def find_loader(name: str) -> Loader:
     except (ImportError, AttributeError) as error:
         where = "PYTHONPATH names the folders in which modules are found"
         raise NotFoundError(f"loader {name}", f"cannot be imported: {error}", hint=where) from error
+    except Exception as error:
+        facts = f"its module failed: {type(error).__name__}: {error}"
+        raise UnsupportedError(f"loader {name}", facts, hint="import it alone") from error
     if not callable(found):
         raise UsageError("loader", f"{shown(name)} is {_kind(found)}, not a function")
     return Loader(name, found)
