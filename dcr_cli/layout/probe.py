@@ -1,0 +1,161 @@
+"""Derives a layout from a loader, which loads checkpoints whose values say where they come from, and returns its own.
+
+It takes one load for each digit of an address, one of a digit reversed, which only what is moved as it is comes through
+as foretold, and at last one of random values, which must lie, bit for bit, where the layout says. Whether every
+canonical element is somewhere is coverage.py's to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from pathlib import Path
+
+import numpy as np
+
+from dcr_cli.checkpoint.checkpoint import Checkpoint
+from dcr_cli.checkpoint.header import DTYPES
+from dcr_cli.checkpoint.names import listed, shown
+from dcr_cli.checkpoint.patterns import Patterns
+from dcr_cli.errors import UnsupportedError
+from dcr_cli.layout.addresses import NOWHERE, Addresses, Digit, Drawn, Found, give_addresses, read_addresses
+from dcr_cli.layout.box import Box, Indices, Rectangle
+from dcr_cli.layout.coverage import Coverage, coordinate
+from dcr_cli.layout.fitting import Fitting, TooIrregularError
+from dcr_cli.layout.layout import KEEP, ZERO, Form, Layout, LocalTensor, Placement
+from dcr_cli.layout.loader import Loader
+from dcr_cli.layout.opening import forms_of
+from dcr_cli.layout.probe_files import Kept, ProbeFolder, WritesBits
+
+# More boxes than this, between one local tensor and one canonical one, are no short list.
+MAX_BOXES = 64
+# So many elements are looked at together.
+_AT_ONCE = 1 << 22
+_SEED = 20_011
+
+Returned = Mapping[str, Mapping[str, Kept]]
+
+
+def probe(loader: Loader, base: Checkpoint, *, scratch: Path, may_lack: Sequence[str] = ()) -> Layout:
+    """Derive the layout of what a loader returns for checkpoints like `base`, of which headers and sidecars are read.
+
+    In a new folder in `scratch`, removed again, one checkpoint of the base's size lies at a time, and beside it what
+    each load returned. Canonical tensors that the loader has nowhere must match a pattern of `may_lack`; the layout
+    skips them. UnsupportedError, naming the tensor, where it does more than move elements, or so that no short list of
+    boxes says how.
+    """
+    forms = forms_of(base)
+    addresses = give_addresses(forms)
+    passes: list[WritesBits] = [*map(Digit, range(addresses.digits)), Digit(0, is_reversed=True), Drawn(_SEED)]
+    with ProbeFolder(scratch) as folder:
+        returned = [folder.load(loader, base, addresses.begins, each) for each in passes]
+        _check_same(returned, loader.what)
+        probed = _Probe(loader.what, folder, addresses, forms)
+        shards = {
+            path: {name: probed.local_tensor(path, name, kept) for name, kept in tensors.items()}
+            for path, tensors in returned[0].items()
+        }
+    return _covering(Layout(f"layout of {loader.what}", forms, shards), may_lack)
+
+
+def _check_same(returned: Sequence[Returned], what: str) -> None:
+    for other in returned[1:]:
+        if other != returned[0]:
+            raise UnsupportedError(what, "returned tensors of other names or forms when it loaded again")
+
+
+def _covering(layout: Layout, may_lack: Sequence[str]) -> Layout:
+    """The layout, which skips what is nowhere and may be; UnsupportedError or DamagedError if it lacks more."""
+    placed = layout.placed()
+    lacking = [name for name, form in layout.tensors.items() if form.elements and not placed[name]]
+    patterns = Patterns(may_lack)
+    unexpected = [name for name in lacking if not patterns.match(name)]
+    if unexpected:
+        facts = f"holds nothing of tensors {listed(unexpected)}"
+        raise UnsupportedError(layout.what, facts, hint="name those that the loader is right to leave out")
+    coverage = Coverage(layout)
+    for name, form in layout.tensors.items():
+        if name not in lacking:
+            coverage.owners_of(name, form, placed[name])
+    return Layout(layout.what, layout.tensors, layout.shards, frozenset(lacking))
+
+
+class _Probe:
+    """Reads what came back of all loads, and says of each local tensor where it comes from."""
+
+    def __init__(self, what: str, folder: ProbeFolder, addresses: Addresses, forms: Mapping[str, Form]) -> None:
+        self._what = what
+        self._folder = folder
+        self._addresses = addresses
+        self._forms = forms
+
+    def local_tensor(self, path: str, name: str, kept: Kept) -> LocalTensor:
+        what = f"{self._what}: tensor {shown(name)} of {shown(path)}"
+        fittings: dict[str, Fitting] = {}
+        is_padded, is_zero = False, True
+        try:
+            for first, count in _parts(kept.form):
+                found = self._find(what, kept, first, count)
+                nowhere = found.addresses == NOWHERE
+                if nowhere.any():
+                    is_padded = True
+                    is_zero &= not self._folder.read(0, kept, first, count)[nowhere].any()
+                self._add(kept, first, found.addresses, fittings)
+            placements = [
+                Placement(tensor, box) for tensor, fitting in fittings.items() for box in fitting.boxes(MAX_BOXES)
+            ]
+        except TooIrregularError as error:
+            facts = f"is no short list of boxes of canonical tensors: {error}"
+            raise UnsupportedError(what, facts, hint="a layout cannot say where its elements come from") from error
+        placements.sort(key=lambda placement: placement.box.local)
+        fill = ZERO if placements and is_padded and is_zero else KEEP
+        tensor = LocalTensor(kept.form, tuple(placements), fill)
+        self._check(what, tensor, kept)
+        return tensor
+
+    def _find(self, what: str, kept: Kept, first: int, count: int) -> Found:
+        dtype = kept.form.dtype
+        digits = [self._folder.read(number, kept, first, count) for number in range(self._addresses.digits)]
+        is_reversed = self._folder.read(len(digits), kept, first, count)
+        found = read_addresses(DTYPES[dtype], self._addresses.totals.get(dtype, 0), digits, is_reversed)
+        if found.is_made.any():
+            where = coordinate(first + int(np.argmax(found.is_made)), kept.form)
+            facts = f"element {where} changes with the checkpoint, but is no element of it of {dtype}"
+            raise UnsupportedError(what, facts, hint="what a loader converts or computes has no layout")
+        return found
+
+    def _add(self, kept: Kept, first: int, addresses: Indices, fittings: dict[str, Fitting]) -> None:
+        local = np.flatnonzero(addresses != NOWHERE)
+        found = addresses[local]
+        for tensor, places in self._addresses.by_tensor(kept.form.dtype, found):
+            fitting = fittings.setdefault(tensor, Fitting())
+            fitting.add(first + local[places], found[places] - self._addresses.begins[tensor])
+
+    def _check(self, what: str, tensor: LocalTensor, kept: Kept) -> None:
+        """Raise UnsupportedError unless the load of random values is, bit for bit, what the layout says."""
+        dtype, drawn = DTYPES[kept.form.dtype], self._addresses.digits + 1
+        boxes = [(self._addresses.begins[each.tensor], each.box.inverse()) for each in tensor.placements]
+        for first, count in _parts(kept.form):
+            expected = self._folder.read(0, kept, first, count)
+            for begin, box in boxes:
+                for part in box.rectangles(box.rank(first), box.rank(first + count)):
+                    bits = Drawn(_SEED).bits(dtype, begin + _canonical_of(box, part).reshape(-1))
+                    box.canonical_view(expected, first, part)[...] = bits.reshape(part.counts)
+            differs = self._folder.read(drawn, kept, first, count) != expected
+            if differs.any():
+                where = coordinate(first + int(np.argmax(differs)), kept.form)
+                facts = f"element {where} is not what it should be after a load of random values"
+                raise UnsupportedError(what, facts, hint="what a loader converts or computes has no layout")
+
+
+def _parts(form: Form) -> list[tuple[int, int]]:
+    """Cut a tensor, between rows where that can be, into (first element, count)."""
+    row = form.shape[-1] if form.shape else 1
+    at_once = max(_AT_ONCE // max(row, 1), 1) * row if row <= _AT_ONCE else _AT_ONCE
+    return [(first, min(at_once, form.elements - first)) for first in range(0, form.elements, max(at_once, 1))]
+
+
+def _canonical_of(inverse: Box, part: Rectangle) -> Indices:
+    """The numbers in the canonical tensor of a rectangle's elements, for a box whose tensors are exchanged."""
+    steps = [np.arange(count) * axis.local for count, axis in zip(part.counts, inverse.axes, strict=True)]
+    return reduce(np.add.outer, steps, np.array(part.local, np.int64))
