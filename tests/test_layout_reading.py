@@ -210,3 +210,46 @@ def test_threads_do_not_share_what_they_read_into() -> None:
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+@given(cut_tensors(), st.integers(1, 40), st.data())
+def test_panels_are_what_they_are_cut_from(
+    cut: tuple[tuple[int, ...], list[Box]], panel_bytes: int, data: st.DataObject
+) -> None:
+    shape, boxes = cut
+    canonical = random_bits(shape, "<u1")
+    gatherer = Gatherer(Files([local_of(canonical, box) for box in boxes]))
+    source = sources(Form("U8", shape), boxes)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gather, "_PANEL_BYTES", panel_bytes)
+        for _ in range(3):
+            first = data.draw(st.integers(0, len(canonical)))
+            out = np.zeros(data.draw(st.integers(0, len(canonical) - first)), np.uint8)
+            source.read(gatherer, first, out)
+            assert np.array_equal(out, canonical[first : first + len(out)])
+
+
+@pytest.mark.parametrize(
+    "boxes",
+    [
+        [Box.make([(64, 48, 1), (48, 1, 64)], 0, 0)],
+        [slice_box((64, 48), (0, at), (64, 8)) for at in range(0, 48, 8)],
+    ],
+)
+def test_a_panel_is_gathered_once(boxes: list[Box]) -> None:
+    """Where little of a tensor would be read in short runs, all of it, up to a panel, is gathered for the first."""
+    canonical = random_bits((64, 48))
+    files = Files([local_of(canonical, box) for box in boxes])
+    gatherer, source = Gatherer(files), sources(Form("BF16", (64, 48)), boxes)
+    for first in range(0, len(canonical), 96):
+        out = np.empty(96, np.uint16)
+        source.read(gatherer, first, out)
+        assert np.array_equal(out, canonical[first : first + 96])
+    assert len(files.reads) == len(boxes)
+
+
+def test_runs_are_not_gathered_before_they_are_asked_for() -> None:
+    boxes = [slice_box((64, 48), (at, 0), (8, 48)) for at in range(0, 64, 8)]
+    files = Files([local_of(random_bits((64, 48)), box) for box in boxes])
+    sources(Form("BF16", (64, 48)), boxes).read(Gatherer(files), 0, np.empty(96, np.uint16))
+    assert files.reads == [("0.safetensors", len(HEAD), 192)]

@@ -178,6 +178,11 @@ class Box:
             counts = (*part.counts[:number], steps, *part.counts[number + 1 :])
             yield Rectangle(counts, part.canonical + step * axis.canonical, part.local + step * axis.local)
 
+    def slabs_of(self, part: Rectangle) -> tuple[int, int]:
+        """How many slabs a rectangle has, and how far apart in the local tensor they begin."""
+        number = self._longest(part)
+        return part.counts[number], self.axes[number].local
+
     def _longest(self, part: Rectangle) -> int:
         """The axis of a rectangle with the longest local stride."""
         axes = (number for number, count in enumerate(part.counts) if count > 1)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -30,7 +31,14 @@ _NEAR_BYTES = 1 << 16
 _SCRATCH_BYTES = 4 << 20
 # Slabs that are read one by one are put in place together, up to so many bytes.
 _STACK_BYTES = 1 << 18
-# What conversions made, and what they found out for it, is kept up to so many bytes.
+# Rows of a stack lie apart by a line of the processor's cache more than they are long: by a power of two, those of one
+# column would take each other's place in it.
+_LINE_BYTES = 64
+# Of a tensor that boxes lie across, or more than so many of which lie in one another, so many bytes are gathered at
+# once: for few of them, very short runs would be read.
+_MANY = 4
+_PANEL_BYTES = 16 << 20
+# What was gathered or converted so, and what was found out for it, is kept up to so many bytes.
 _PANELS_BYTES = 256 << 20
 _FINDINGS_BYTES = 32 << 20
 
@@ -59,6 +67,8 @@ class Boxes:
         self._held = tuple(held)
         self._starts = np.array([each.box.canonical for each in held], np.int64)
         self._ends = np.array([each.box.canonical_end for each in held], np.int64)
+        self.lie_across = any(_lies_across(each.box) for each in held)
+        """Whether one of them lies across the canonical tensor."""
 
     @property
     def all(self) -> tuple[Held, ...]:
@@ -70,9 +80,17 @@ class Boxes:
             yield self._held[number]
 
     @property
-    def lie_across(self) -> bool:
-        """Whether in one of them neighbours of the canonical tensor are far apart, as in a transposed one."""
-        return any(each.box.axes and each.box.axes[-1].local > _SPARSE for each in self._held)
+    def are_many(self) -> bool:
+        """Whether many of them reach beyond one and the same element, as those of ranks that have some columns each."""
+        if len(self._held) <= _MANY:
+            return False
+        ended = np.searchsorted(np.sort(self._ends), np.sort(self._starts), side="right")
+        return int((np.arange(1, len(ended) + 1) - ended).max()) > _MANY
+
+
+def _lies_across(box: Box) -> bool:
+    """Whether neighbours of the canonical tensor are far apart in the local one, as in a transposed one."""
+    return bool(box.axes) and box.axes[-1].local > _SPARSE
 
 
 class _Scratch(threading.local):
@@ -101,7 +119,21 @@ class Sources:
 
     def read(self, gatherer: Gatherer, first: int, out: Elements) -> None:
         """Fill `out` with the tensor's elements from number `first` on."""
-        gatherer.read(self, first, out)
+        height = _PANEL_BYTES // out.itemsize
+        if len(out) == self.form.elements or not (self.owners.lie_across or self.owners.are_many):
+            gatherer.read(self, first, out)
+            return
+        for number in range(first // height, -(-(first + len(out)) // height)):
+            begin = number * height
+            panel = gatherer.panels.of(("stored", self.name, number), partial(self._panel, gatherer, begin, height))
+            low, high = max(begin, first), min(begin + len(panel), first + len(out))
+            out[low - first : high - first] = panel[low - begin : high - begin]
+
+    def _panel(self, gatherer: Gatherer, begin: int, height: int) -> Elements:
+        count = min(height, self.form.elements - begin)
+        panel: Elements = np.empty(count, f"<u{DTYPES[self.form.dtype].width}")
+        gatherer.read(self, begin, panel)
+        return panel
 
 
 class Source(Protocol):
@@ -115,13 +147,14 @@ class Gatherer:
     """Reads ranges of canonical tensors from the files of their local ones. Its methods may be called from several
     threads.
 
-    `panels` and `findings` keep what conversions make of what they read: canonical elements, and what is small and took
-    much reading.
+    `panels` keep canonical elements that were gathered or converted more of at once than was asked for, `findings` what
+    is small and took much reading.
     """
 
     def __init__(self, files: ReadsPaths) -> None:
         self._files = files
         self._scratch = _Scratch()
+        self._read_at_once = _Scratch()
         self._replica = _Scratch()
         self._stored = _Scratch()
         self.panels = Kept(_PANELS_BYTES)
@@ -157,7 +190,7 @@ class Gatherer:
             return
         begin = min(part.local for part in parts)
         end = max(part.local + box.span(part) for part in parts)
-        if self._is_dense(end - begin, stop - start, out.itemsize):
+        if not _lies_across(box) and self._is_dense(end - begin, stop - start, out.itemsize):
             local = self._read_scratch(held, begin, end, out.dtype)
             for part in parts:
                 box.canonical_view(out, first, part)[...] = box.local_view(local, begin, part)
@@ -167,10 +200,10 @@ class Gatherer:
 
     def _copy_part(self, held: Held, part: Rectangle, first: int, out: Elements) -> None:
         box = held.box
-        span = box.span(part)
-        if part.elements == 1 or self._is_dense(span, part.elements, out.itemsize):
-            local = self._read_scratch(held, part.local, part.local + span, out.dtype)
-            box.canonical_view(out, first, part)[...] = box.local_view(local, part.local, part)
+        if part.elements == 1 or (
+            not _lies_across(box) and self._is_dense(box.span(part), part.elements, out.itemsize)
+        ):
+            self._copy_span(held, part, first, out)
             return
         slab = next(box.slabs(part))
         span = box.span(slab)
@@ -181,17 +214,32 @@ class Gatherer:
         # Several slabs are put where they belong at once: one alone may have a single element in each row of the other
         # tensor, and each would cost as much as a whole line of the processor's cache.
         for several in box.slabs(part, max(1, _STACK_BYTES // (span * out.itemsize))):
-            copy = self._copy_stack if several.elements > slab.elements else self._copy_part
+            copy = self._copy_stack if several.elements > slab.elements else self._copy_span
             copy(held, several, first, out)
 
-    def _copy_stack(self, held: Held, part: Rectangle, first: int, out: Elements) -> None:
+    def _copy_span(self, held: Held, part: Rectangle, first: int, out: Elements) -> None:
+        """Read all from a part's first to its last element at once."""
         box = held.box
-        slabs = list(box.slabs(part))
-        span = box.span(slabs[0])
-        stack: Elements = self._scratch.of(len(slabs) * span * out.itemsize).view(out.dtype)
-        for number, slab in enumerate(slabs):
-            self._read(held, slab.local, stack[number * span : (number + 1) * span])
-        box.canonical_view(out, first, part)[...] = box.stacked_view(stack, part, span)
+        local = self._read_scratch(held, part.local, part.local + box.span(part), out.dtype)
+        box.canonical_view(out, first, part)[...] = box.local_view(local, part.local, part)
+
+    def _copy_stack(self, held: Held, part: Rectangle, first: int, out: Elements) -> None:
+        """Read the slabs of a part into rows of a stack, and put them where they belong from there."""
+        box = held.box
+        slabs, step = box.slabs_of(part)
+        span = box.span(part) - (slabs - 1) * step
+        apart = span + _LINE_BYTES // out.itemsize
+        stack: Elements = self._scratch.of(slabs * apart * out.itemsize).view(out.dtype).reshape(slabs, apart)
+        if step <= _SPARSE * span:
+            # One read is better than many, even if what lies in between comes too.
+            local: Elements = self._read_at_once.of(box.span(part) * out.itemsize).view(out.dtype)
+            self._read(held, part.local, local)
+            strides = step * out.itemsize, out.itemsize
+            stack[:, :span] = np.lib.stride_tricks.as_strided(local, (slabs, span), strides)
+        else:
+            for number, row in enumerate(stack):
+                self._read(held, part.local + number * step, row[:span])
+        box.canonical_view(out, first, part)[...] = box.stacked_view(stack.reshape(-1), part, apart)
 
     def _compare(self, sources: Sources, held: Held, first: int, out: Elements) -> None:
         """Compare what a replica holds of `out` with it."""
