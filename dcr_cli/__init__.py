@@ -35,6 +35,11 @@ if TYPE_CHECKING:
         UsageError as UsageError,
         WrongBaseError as WrongBaseError,
     )
+    from dcr_cli.families import (
+        megatron_layout as megatron_layout,
+        probe_layout as probe_layout,
+        vllm_layout as vllm_layout,
+    )
     from dcr_cli.follow import Arrival as Arrival, follow as follow
     from dcr_cli.inspect import InspectResult as InspectResult, inspect as inspect
     from dcr_cli.layouts import (
@@ -80,6 +85,9 @@ _HOME_OF = {
     "show_layout": "layouts",
     "check_layout": "layouts",
     "compose_layouts": "layouts",
+    "megatron_layout": "families",
+    "vllm_layout": "families",
+    "probe_layout": "families",
     "log": "log",
     "LogResult": "log",
     "status": "status",
@@ -146,6 +154,8 @@ __all__ = [
     "follow",
     "inspect",
     "log",
+    "megatron_layout",
+    "probe_layout",
     "prune",
     "pull",
     "push",
@@ -154,6 +164,7 @@ __all__ = [
     "status",
     "verify",
     "verify_remote",
+    "vllm_layout",
 ]
 
 

@@ -106,7 +106,7 @@ def show_layout(
 
     Raises NotFoundError, DamagedError, UnsupportedError, and ConflictError if the file is there already.
     """
-    return _written(_layout_at(layout, None, skip), output, tensors=tensors)
+    return told(_layout_at(layout, None, skip), output, tensors=tensors)
 
 
 def check_layout(
@@ -160,7 +160,7 @@ def compose_layouts(
 ) -> LayoutResult:
     """Compose two layouts of files: where the local tensors of `first` are the canonical ones of `second`, what is
     written leads from the canonical ones of `first` to the local ones of `second`."""
-    return _written(compose(read_layout(Path(first)), read_layout(Path(second))), output, tensors=tensors)
+    return told(compose(read_layout(Path(first)), read_layout(Path(second))), output, tensors=tensors)
 
 
 def _layout_at(
@@ -191,7 +191,8 @@ def _read(laid: LaidCheckpoint, jobs: int | None, progress: Progress | None) -> 
         reader.check_unchanged()
 
 
-def _written(layout: Layout, output: str | os.PathLike[str] | None, *, tensors: bool) -> LayoutResult:
+def told(layout: Layout, output: str | os.PathLike[str] | None, *, tensors: bool) -> LayoutResult:
+    """Say what a layout holds, and write it to a new file, if that is asked for."""
     if output is not None:
         write_layout(layout, Path(output))
     locals_of = [(path, name, tensor) for path, found in layout.shards.items() for name, tensor in found.items()]

@@ -1,13 +1,16 @@
-"""The commands that work on layouts: layout show, check, compose."""
+"""The commands that work on layouts: layout show, check, compose, and those that make them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
+from dcr_cli.checkpoint.names import shown
 from dcr_cli.cli.options import Function, Skip, command_of, groups, path_of
 from dcr_cli.cli.session import Session
+from dcr_cli.errors import UsageError
 
 GROUP = "layout"
 groups[GROUP] = "Layouts: how tensors in the shards of ranks relate to those of a checkpoint."
@@ -89,4 +92,158 @@ def compose(
 
     where = path_of(output, "--output") if output is not None else None
     result = compose_layouts(path_of(first, "FIRST"), path_of(second, "SECOND"), output=where, tensors=tensors)
+    return session.finish(result, lambda: layouts.layout_lines(result))
+
+
+Base = Annotated[str, typer.Argument(metavar="BASE", help="A canonical checkpoint of the model: its tensors' shapes.")]
+Config = Annotated[
+    str | None, typer.Option("--config", metavar="FILE", help="The model's config. [default: config.json in BASE]")
+]
+
+
+@command_of(GROUP, "megatron")
+def megatron(
+    session: Session,
+    base: Base,
+    config: Config = None,
+    tp: Annotated[int, typer.Option("--tp", metavar="N", help="Tensor parallel size.")] = 1,
+    pp: Annotated[int, typer.Option("--pp", metavar="N", help="Pipeline parallel size.")] = 1,
+    ep: Annotated[int, typer.Option("--ep", metavar="N", help="Expert parallel size.")] = 1,
+    etp: Annotated[
+        int | None, typer.Option("--etp", metavar="N", help="Tensor parallel size of experts. [default: --tp]")
+    ] = None,
+    vpp: Annotated[int, typer.Option("--vpp", metavar="N", help="Virtual stages of each pipeline stage.")] = 1,
+    layers: Annotated[
+        str | None, typer.Option("--layers", metavar="N,N,...", help="Layers of each stage, where they differ.")
+    ] = None,
+    padded_vocab: Annotated[
+        int | None, typer.Option("--padded-vocab", metavar="N", help="Rows of embeddings with their padding.")
+    ] = None,
+    stored: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--stored",
+            metavar="[PATTERN=]DTYPE",
+            help="The dtype of shards, as F32 of masters; may be repeated.",
+        ),
+    ] = None,
+    skip_tensor: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--skip-tensor", metavar="PATTERN", help="Canonical tensors that are in no shard; may be repeated."
+        ),
+    ] = None,
+    path: Annotated[
+        str | None, typer.Option("--path", metavar="PATTERN", help="How the files of ranks are named.")
+    ] = None,
+    separate_norms: Annotated[
+        bool, typer.Option("--separate-norms", help="Norms are modules of their own, as without Transformer Engine.")
+    ] = False,
+    separate_experts: Annotated[
+        bool, typer.Option("--separate-experts", help="Each expert is a module of its own.")
+    ] = False,
+    output: Output = None,
+    tensors: Tensors = False,
+) -> int:
+    """Make the layout of the shards of Megatron-Core's ranks, of a model like BASE."""
+    from dcr_cli.families import megatron_layout
+    from dcr_cli.report import layouts
+
+    result = megatron_layout(
+        path_of(base, "BASE"),
+        config=path_of(config, "--config") if config is not None else None,
+        tensor=tp,
+        pipeline=pp,
+        expert=ep,
+        expert_tensor=etp,
+        virtual=vpp,
+        layers=_numbers(layers) if layers is not None else None,
+        padded_vocabulary=padded_vocab,
+        stored=_stored(stored or ()),
+        skip=skip_tensor or (),
+        path=path,
+        has_fused_norms=not separate_norms,
+        has_grouped_experts=not separate_experts,
+        output=path_of(output, "--output") if output is not None else None,
+        tensors=tensors,
+    )
+    return session.finish(result, lambda: layouts.layout_lines(result))
+
+
+def _numbers(text: str) -> list[int]:
+    parts = text.split(",")
+    if not all(part.isascii() and part.isdigit() and len(part) < 10 for part in parts):
+        raise UsageError("--layers", "numbers of layers expected", hint="such as --layers 7,8,8,7")
+    return [int(part) for part in parts]
+
+
+def _stored(given: Sequence[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for text in given:
+        pattern, equals, dtype = text.rpartition("=")
+        key = pattern if equals else "*"
+        if not key or not dtype or key in found:
+            raise UsageError("--stored", f"[PATTERN=]DTYPE expected, each pattern once, found {shown(text)}")
+        found[key] = dtype
+    return found
+
+
+@command_of(GROUP, "vllm-sharded-state")
+def vllm_sharded_state(
+    session: Session,
+    base: Base,
+    shards: Annotated[str, typer.Argument(metavar="SHARDS", help="The folder that vLLM has saved.")],
+    config: Config = None,
+    tp: Annotated[int, typer.Option("--tp", metavar="N", help="Tensor parallel size.")] = 1,
+    skip: Skip = None,
+    output: Output = None,
+    tensors: Tensors = False,
+) -> int:
+    """Make the layout of the files that vLLM saves as sharded_state, of a model like BASE."""
+    from dcr_cli.families import vllm_layout
+    from dcr_cli.report import layouts
+
+    result = vllm_layout(
+        path_of(base, "BASE"),
+        path_of(shards, "SHARDS"),
+        tensor=tp,
+        config=path_of(config, "--config") if config is not None else None,
+        skip=skip or (),
+        output=path_of(output, "--output") if output is not None else None,
+        tensors=tensors,
+    )
+    return session.finish(result, lambda: layouts.layout_lines(result))
+
+
+@command_of(GROUP, "probe")
+def probe(
+    session: Session,
+    loader: Annotated[
+        str, typer.Argument(metavar="MODULE:FUNCTION", help="Loads a checkpoint's folder and returns its tensors.")
+    ],
+    base: Base,
+    scratch: Annotated[
+        str | None, typer.Option("--scratch", metavar="FOLDER", help="Where to put checkpoints for a while.")
+    ] = None,
+    may_lack: Annotated[
+        list[str] | None,
+        typer.Option("--may-lack", metavar="PATTERN", help="Tensors that it may leave out; may be repeated."),
+    ] = None,
+    output: Output = None,
+    tensors: Tensors = False,
+) -> int:
+    """Derive the layout of a loader, by having it load checkpoints whose values say where they come from."""
+    import tempfile
+
+    from dcr_cli.families import probe_layout
+    from dcr_cli.report import layouts
+
+    result = probe_layout(
+        loader,
+        path_of(base, "BASE"),
+        scratch=path_of(scratch, "--scratch") if scratch is not None else tempfile.gettempdir(),
+        may_lack=may_lack or (),
+        output=path_of(output, "--output") if output is not None else None,
+        tensors=tensors,
+    )
     return session.finish(result, lambda: layouts.layout_lines(result))
