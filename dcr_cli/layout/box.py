@@ -13,6 +13,8 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
+import dcr_kernels as kernels
+
 Indices = NDArray[np.int64]
 # More axes than any tensor of a model has.
 MAX_AXES = 32
@@ -192,16 +194,32 @@ class Box:
         """The elements of a rectangle within `data`, elements of the canonical tensor from number `first` on."""
         return _view(data, part.canonical - first, part.counts, [axis.canonical for axis in self.axes])
 
+    def copy(self, part: Rectangle, local: NDArray[Any], begin: int, out: NDArray[Any], first: int) -> None:
+        """Copy the elements of a rectangle from `local`, elements of the local tensor from number `begin` on, to `out`,
+        elements of the canonical one from number `first` on."""
+        steps = [axis.local for axis in self.axes]
+        self._copy(part, local, (steps, part.local - begin), out, first)
+
+    def copy_stacked(
+        self, part: Rectangle, stack: NDArray[Any], slab_elements: int, out: NDArray[Any], first: int
+    ) -> None:
+        """The same from `stack`, where the slabs of a rectangle lie so many elements apart, each from its first to its
+        last element of the local tensor."""
+        steps = [axis.local for axis in self.axes]
+        steps[self._longest(part)] = slab_elements
+        self._copy(part, stack, (steps, 0), out, first)
+
+    def _copy(
+        self, part: Rectangle, local: NDArray[Any], place: tuple[list[int], int], out: NDArray[Any], first: int
+    ) -> None:
+        steps, begin = place
+        counted = zip(part.counts, self.axes, steps, strict=True)
+        axes = [(count, axis.canonical, step) for count, axis, step in counted if count > 1]
+        kernels.copy_box(out, local, axes, part.canonical - first, begin)
+
     def local_view(self, data: NDArray[Any], first: int, part: Rectangle) -> NDArray[Any]:
         """The elements of a rectangle within `data`, elements of the local tensor from number `first` on."""
         return _view(data, part.local - first, part.counts, [axis.local for axis in self.axes])
-
-    def stacked_view(self, data: NDArray[Any], part: Rectangle, slab_elements: int) -> NDArray[Any]:
-        """The elements of a rectangle within `data`, where its slabs lie one after the other, each from its first to
-        its last element of the local tensor."""
-        strides = [axis.local for axis in self.axes]
-        strides[self._longest(part)] = slab_elements
-        return _view(data, 0, part.counts, strides)
 
 
 def whole_box(elements: int) -> Box:

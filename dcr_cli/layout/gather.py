@@ -193,7 +193,7 @@ class Gatherer:
         if not _lies_across(box) and self._is_dense(end - begin, stop - start, out.itemsize):
             local = self._read_scratch(held, begin, end, out.dtype)
             for part in parts:
-                box.canonical_view(out, first, part)[...] = box.local_view(local, begin, part)
+                box.copy(part, local, begin, out, first)
         else:
             for part in parts:
                 self._copy_part(held, part, first, out)
@@ -221,7 +221,7 @@ class Gatherer:
         """Read all from a part's first to its last element at once."""
         box = held.box
         local = self._read_scratch(held, part.local, part.local + box.span(part), out.dtype)
-        box.canonical_view(out, first, part)[...] = box.local_view(local, part.local, part)
+        box.copy(part, local, part.local, out, first)
 
     def _copy_stack(self, held: Held, part: Rectangle, first: int, out: Elements) -> None:
         """Read the slabs of a part into rows of a stack, and put them where they belong from there."""
@@ -239,7 +239,7 @@ class Gatherer:
         else:
             for number, row in enumerate(stack):
                 self._read(held, part.local + number * step, row[:span])
-        box.canonical_view(out, first, part)[...] = box.stacked_view(stack.reshape(-1), part, apart)
+        box.copy_stacked(part, stack.reshape(-1), apart, out, first)
 
     def _compare(self, sources: Sources, held: Held, first: int, out: Elements) -> None:
         """Compare what a replica holds of `out` with it."""

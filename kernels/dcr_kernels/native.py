@@ -7,6 +7,7 @@ this module fails where `_native` was not built. What the functions do is docume
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -22,6 +23,7 @@ __all__ = [
     "Draft",
     "compare",
     "context_decode",
+    "copy_box",
     "digest",
     "digest_changes",
     "digest_spans",
@@ -129,6 +131,17 @@ def gather(elements: Elements, positions: Positions) -> Elements:
     out = np.empty(positions.size, elements.dtype)
     _native.gather(_width(elements), elements, _positions(positions), out)
     return out
+
+
+def copy_box(
+    out: Elements, source: Elements, axes: Sequence[tuple[int, int, int]], out_begin: int = 0, source_begin: int = 0
+) -> None:
+    """Copy a box of elements of `source`, from number `source_begin` on, to `out`, from number `out_begin` on.
+
+    `axes` are its (count, step in `out`, step in `source`), in elements; no two elements of it are one in `out`.
+    ValueError, and nothing is copied, if it reaches outside of either.
+    """
+    _native.copy_box(_width(out, source), out_begin, source_begin, np.array(axes, "<i8").reshape(-1), source, out)
 
 
 def patch(out: Elements, positions: Positions, values: Elements) -> None:

@@ -11,6 +11,7 @@ Not here: the whole form's compression, the bytes of Huffman tables and of heads
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple, TypeAlias
 
@@ -152,6 +153,29 @@ def patch_xor(out: Elements, positions: Positions, masks: Elements) -> None:
     """Flip the bits `masks` of `out` at `positions`, which are distinct; `out` is unchanged on an error."""
     _check_patch(out, positions, masks)
     out[positions] ^= masks
+
+
+def copy_box(
+    out: Elements, source: Elements, axes: Sequence[tuple[int, int, int]], out_begin: int = 0, source_begin: int = 0
+) -> None:
+    """Copy a box of elements of `source`, from number `source_begin` on, to `out`, from number `out_begin` on.
+
+    `axes` are its (count, step in `out`, step in `source`), in elements; no two elements of it are one in `out`.
+    ValueError, and nothing is copied, if it reaches outside of either.
+    """
+    width = _width(out, source)
+    views = []
+    for side, elements, begin in ((1, out, out_begin), (2, source, source_begin)):
+        end = begin + 1
+        for number, axis in enumerate(axes):
+            end += (axis[0] - 1) * axis[side]
+            if axis[0] < 1 or axis[side] < 0 or end > elements.size:
+                raise ValueError(f"outside of the elements that are given: at axis {number}")
+        if begin < 0 or end > elements.size:
+            raise ValueError("outside of the elements that are given: at the first one")
+        counts, steps = [axis[0] for axis in axes], [axis[side] * width for axis in axes]
+        views.append(np.lib.stride_tricks.as_strided(elements[begin:], counts, steps))
+    views[0][...] = views[1]
 
 
 def _check_patch(out: Elements, positions: Positions, values: Elements) -> None:

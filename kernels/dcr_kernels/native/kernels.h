@@ -20,6 +20,7 @@
 #define GROUP 64
 #define LONGEST_CODE 12
 #define MOST_SYMBOLS 2048
+#define MOST_AXES 32
 /* Writable bytes or entries past the end of every output, so that stores need no bounds of their own. */
 #define SLACK 64
 
@@ -50,6 +51,13 @@ struct changes {
     const uint8_t *positions;
     const uint8_t *values;
     size_t count;
+};
+
+/* An axis of a box: its elements, and how far, in elements, the next one lies on either side. */
+struct axis {
+    size_t count;
+    size_t out;
+    size_t source;
 };
 
 /* A Huffman table (5.7): entries sorted by length and symbol, the escape's length or -1. */
@@ -120,6 +128,8 @@ struct kernels {
     bool (*gather)(const uint8_t *elements, size_t count, int width, const struct changes *changes, uint8_t *out, struct fault *fault);
     bool (*patch)(uint8_t *out, size_t count, int width, const struct changes *changes, struct fault *fault);
     bool (*patch_xor)(uint8_t *out, size_t count, int width, const struct changes *changes, struct fault *fault);
+    /* `axes` have at least one element each, and no two elements of `out` are one. */
+    void (*copy_box)(uint8_t *out, const uint8_t *source, int width, const struct axis *axes, size_t count);
     void (*compare)(const struct block *block, struct comparison *found);
     bool (*context_decode)(struct span stream, const struct block *block, const uint16_t *states, struct decoded *decoded,
                            struct fault *fault);

@@ -133,6 +133,56 @@ static PyObject *native_gather(PyObject *Py_UNUSED(module), PyObject *const *arg
     return finish(&v, is_good, &fault, Py_NewRef(Py_None));
 }
 
+/* Takes axes from a view of (count, step in out, step in the source), and sees that from `begins` on they stay within `sizes` elements. */
+static bool get_axes(const Py_buffer *view, const long long begins[2], const size_t sizes[2], struct axis *axes, size_t *count) {
+    *count = (size_t)view->len / (3 * sizeof(int64_t));
+    if ((size_t)view->len != *count * 3 * sizeof(int64_t) || *count > MOST_AXES) {
+        PyErr_Format(PyExc_ValueError, "%zd bytes are no list of at most %d axes", view->len, MOST_AXES);
+        return false;
+    }
+    unsigned long long ends[2] = {(unsigned long long)begins[0] + 1, (unsigned long long)begins[1] + 1};
+    for (size_t i = 0; i < *count; i++) {
+        int64_t axis[3];
+        memcpy(axis, (const char *)view->buf + i * sizeof axis, sizeof axis);
+        bool is_good = axis[0] > 0;
+        for (int side = 0; side < 2 && is_good; side++) {
+            unsigned long long reach;
+            is_good = axis[side + 1] >= 0 && !__builtin_mul_overflow((unsigned long long)axis[0] - 1, (unsigned long long)axis[side + 1], &reach) &&
+                      !__builtin_add_overflow(ends[side], reach, &ends[side]) && ends[side] <= sizes[side];
+        }
+        if (!is_good) {
+            PyErr_Format(PyExc_ValueError, "outside of the elements that are given: at axis %zu", i);
+            return false;
+        }
+        axes[i] = (struct axis){(size_t)axis[0], (size_t)axis[1], (size_t)axis[2]};
+    }
+    if (ends[0] <= sizes[0] && ends[1] <= sizes[1]) return true;
+    PyErr_SetString(PyExc_ValueError, "outside of the elements that are given: at the first one");
+    return false;
+}
+
+/* copy_box(width, out_begin, source_begin, axes, source, out) */
+static PyObject *native_copy_box(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t arguments) {
+    struct views v;
+    int width;
+    long long begins[2];
+    struct axis axes[MOST_AXES];
+    size_t count, sizes[2];
+    if (!has_arguments(arguments, 6) || !get_width(args[0], &width) || !get_integer(args[1], 0, 1LL << 62, &begins[0]) ||
+        !get_integer(args[2], 0, 1LL << 62, &begins[1]) || !acquire(&v, args + 3, 3, 1))
+        return NULL;
+    sizes[0] = (size_t)v.view[2].len / (size_t)width;
+    sizes[1] = (size_t)v.view[1].len / (size_t)width;
+    if (!get_axes(&v.view[0], begins, sizes, axes, &count) || !are_apart(&v, 1, -1, -1)) return stop(&v);
+    const struct kernels *kernels = active;
+    Py_BEGIN_ALLOW_THREADS
+    kernels->copy_box((uint8_t *)v.view[2].buf + (size_t)begins[0] * (size_t)width,
+                      (const uint8_t *)v.view[1].buf + (size_t)begins[1] * (size_t)width, width, axes, count);
+    Py_END_ALLOW_THREADS
+    release(&v);
+    Py_RETURN_NONE;
+}
+
 /* patch(width, positions, values, out) */
 static PyObject *native_patch(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
     return patch_with(args, count, false);
@@ -392,6 +442,7 @@ static PyMethodDef methods[] = {
     FAST(gather),
     FAST(patch),
     FAST(patch_xor),
+    FAST(copy_box),
     FAST(compare),
     FAST(context_decode),
     FAST(magnitude_bins),

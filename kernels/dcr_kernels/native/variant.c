@@ -1,5 +1,6 @@
 /* One level of the kernels: meson compiles this file once for each, with LEVEL as its name and the flags of its instruction set. */
 #include "compare.h"
+#include "copy.h"
 #include "gap.h"
 
 #define JOIN_(a, b) a##b
@@ -15,6 +16,7 @@ const struct kernels JOIN(kernels_, LEVEL) = {
     .gather = gather,
     .patch = patch,
     .patch_xor = patch_xor,
+    .copy_box = copy_box,
     .compare = compare,
     .context_decode = context_decode,
     .magnitude_bins = magnitude_bins,
