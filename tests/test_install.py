@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 import stat
@@ -34,10 +35,11 @@ from dcr_cli.errors import (
 from dcr_cli.receiver import places
 from dcr_cli.receiver.install import wanted as wanted_module
 from dcr_cli.receiver.install.install import wanted_in_progress
+from dcr_cli.receiver.install.result import InstallResult
 from dcr_cli.receiver.install.wanted import Wanted, check_wanted, decode_wanted, encode_wanted
 from dcr_cli.verify import verify
 from faults import PowerLoss, StoppedError, killed_at, stopped_at, watching
-from receivers import claim, fresh_copy, make_delta, names_below, tree, write_rich_pair, write_turned_pair
+from receivers import CONFIG, claim, fresh_copy, make_delta, names_below, tree, write_rich_pair, write_turned_pair
 from strategies import INDEX, shard_name, tiny_tensors, write_checkpoint, write_tiny_pair
 
 RANGE = 2000
@@ -625,6 +627,172 @@ class TestInProgress:
             assert tree(work) == tree(pair[0])
             open_checkpoint(work)
         assert marked > 3
+
+
+class TestNamesThatGo:
+    """What lies at a name that goes when a stopped run is gone on with, and is not what went, stays."""
+
+    @pytest.fixture
+    def pair(self, tmp_path: Path) -> tuple[Path, Path]:
+        """A receiver at one state, and the other one."""
+        base, target = write_rich_pair(tmp_path)
+        bring(tmp_path / "root", wanted_of(base), FromFolder(base))
+        return tmp_path / "root", target
+
+    def begin(self, root: Path, wanted: Wanted, source: Path, at: Callable[[str, str, str], bool]) -> None:
+        """Begin to bring the folder to a wanted state, and stop before a step."""
+
+        def stop(kind: str, path: str, other: str) -> None:
+            if stopped or at(kind, path, other):
+                stopped.append(None)
+                raise StoppedError
+
+        stopped: list[None] = []
+        with watching(stop), pytest.raises(StoppedError):
+            bring(root, wanted, FromFolder(source))
+
+    @staticmethod
+    def put(path: Path, content: bytes) -> None:
+        path.parent.mkdir(exist_ok=True)
+        path.unlink(missing_ok=True)
+        path.write_bytes(content)
+
+    @pytest.mark.parametrize(
+        "at",
+        [
+            lambda kind, path, other: other.endswith("in-progress"),
+            lambda kind, path, other: kind == "rename" and path.endswith("root/config.json"),
+            lambda kind, path, other: kind == "unlink" and path.endswith("notes.txt"),
+            lambda kind, path, other: kind == "rename" and other.endswith("vocab.txt"),
+            lambda kind, path, other: kind == "unlink" and path.endswith("held/config.json"),
+        ],
+        ids=["noted", "marked", "removing", "placing", "ending"],
+    )
+    @pytest.mark.parametrize("name", ["config.json", "old/notes.txt"])
+    def test_another_file(
+        self, tmp_path: Path, pair: tuple[Path, Path], at: Callable[[str, str, str], bool], name: str
+    ) -> None:
+        """Also when that is stopped, at every seventh step."""
+        root, target = pair
+        (target / "config.json").unlink()
+        wanted = wanted_of(target)
+        mine = b"new" if name == "old/notes.txt" else CONFIG.upper()
+        self.begin(root, wanted, target, at)
+        self.put(root / name, mine)
+        saved = fresh_copy(root, tmp_path / "saved")
+        results: list[InstallResult] = []
+
+        def go_on() -> None:
+            results.append(bring(root, wanted, FromFolder(target)))
+
+        for number in count(0, 7):
+            fresh_copy(saved, root)
+            is_whole = stopped_at(number, go_on)
+            if not is_whole:
+                go_on()
+            [result] = results
+            results.clear()
+            assert (root / name).read_bytes() == mine
+            assert result.foreign == (name,) and name not in result.files_removed
+            (root / name).unlink()
+            if name == "old/notes.txt":
+                (root / "old").rmdir()
+            check_tidy(root, target)
+            if is_whole:
+                break
+        assert number
+
+    def test_another_shard_is_refused(self, pair: tuple[Path, Path]) -> None:
+        root, target = pair
+        wanted, name = wanted_of(target), shard_name(0, 3)
+        self.begin(root, wanted, target, lambda kind, path, other: other.endswith("vocab.txt"))
+        self.put(root / name, b"mine")
+        with pytest.raises(WrongBaseError, match="no part of the checkpoint"):
+            bring(root, wanted, Gone())
+        assert (root / name).read_bytes() == b"mine"
+        (root / name).unlink()
+        bring(root, wanted, Gone())
+        check_at(root, target)
+
+    def test_a_shard_that_came_before_the_change(self, pair: tuple[Path, Path]) -> None:
+        """Until then the checkpoint says itself which shards are its own."""
+        root, target = pair
+        wanted = wanted_of(target)
+        self.begin(root, wanted, target, lambda kind, path, other: other.endswith("in-progress"))
+        os.utime(root / shard_name(0, 3), ns=(1, 1))
+        bring(root, wanted, Gone())
+        check_at(root, target)
+
+    def test_another_shard_is_not_overtaken(self, tmp_path: Path, pair: tuple[Path, Path]) -> None:
+        root, target = pair
+        third = fresh_copy(target, tmp_path / "third")
+        (third / "vocab.txt").write_bytes(b"third")
+        self.begin(root, wanted_of(target), target, lambda kind, path, other: other.endswith("vocab.txt"))
+        self.put(root / shard_name(0, 3), b"mine")
+        with pytest.raises(WrongBaseError, match="no part of the checkpoint"):
+            bring(root, wanted_of(third), Gone(), repair=True)
+        assert (root / shard_name(0, 3)).read_bytes() == b"mine"
+
+    def test_what_is_overtaken(self, tmp_path: Path, pair: tuple[Path, Path]) -> None:
+        root, target = pair
+        third = fresh_copy(target, tmp_path / "third")
+        (third / "vocab.txt").write_bytes(b"third")
+        (third / "config.json").unlink()
+        self.begin(root, wanted_of(target), target, lambda kind, path, other: other.endswith("vocab.txt"))
+        self.put(root / "old/notes.txt", b"new")
+        result = bring(root, wanted_of(third), FromFolder(third), repair=True)
+        assert result.recovered and result.foreign == ("old/notes.txt",)
+        assert tree(root) == {**tree(third), "old/notes.txt": b"new"}
+
+    def test_it_is_overtaken_and_stopped(self, tmp_path: Path, pair: tuple[Path, Path]) -> None:
+        """A config that was held by the run before goes as it would have gone then."""
+        root, target = pair
+        third = fresh_copy(target, tmp_path / "third")
+        (third / "vocab.txt").write_bytes(b"third")
+        (third / "config.json").unlink()
+        self.begin(root, wanted_of(target), target, lambda kind, path, other: other.endswith("vocab.txt"))
+        with watching(lambda kind, path, other: stop_at(other.endswith("vocab.txt"))), pytest.raises(StoppedError):
+            bring(root, wanted_of(third), FromFolder(third), repair=True)
+        assert bring(root, wanted_of(third), Gone()).foreign == ()
+        check_at(root, third)
+
+    def test_a_note_of_names_alone(self, pair: tuple[Path, Path]) -> None:
+        """What cannot be recognised is not removed."""
+        root, target = pair
+        before = tree(root)
+        wanted = wanted_of(target)
+        self.begin(root, wanted, target, lambda kind, path, other: kind == "unlink" and path.endswith(".safetensors"))
+        note = root / ".dcr/journal/wanted"
+        state, going, _ = note.read_bytes().split(b"\n", 2)
+        text = b"\n".join([state, json.dumps(list(json.loads(going))).encode()])
+        note.write_bytes(b"\n".join([text, object_digest(text).hex().encode(), b""]))
+        with pytest.raises(WrongBaseError, match="no part of the checkpoint"):
+            bring(root, wanted, Gone())
+        assert {**tree(root), "config.json": CONFIG} == before
+        for number in range(3):
+            (root / shard_name(number, 3)).unlink()
+        assert bring(root, wanted, Gone()).foreign == ("old/notes.txt",)
+        assert tree(root) == {**tree(target), "old/notes.txt": b"old"}
+
+    def test_another_file_while_it_fetches(self, pair: tuple[Path, Path]) -> None:
+        root, target = pair
+        before = tree(root)
+
+        class Puts(FromFolder):
+            def fetch(self, path: str, begin: int, size: int) -> Iterator[bytes]:
+                os.utime(root / "old/notes.txt", ns=(1, 1))
+                return super().fetch(path, begin, size)
+
+        with pytest.raises(ConflictError, match="where a file of the checkpoint goes"):
+            bring(root, wanted_of(target), Puts(target))
+        assert tree(root) == before
+        open_checkpoint(root)
+        assert bring(root, wanted_of(target), Gone()).foreign == ("old/notes.txt",)
+
+
+def stop_at(is_there: bool) -> None:
+    if is_there:
+        raise StoppedError
 
 
 class TestAside:

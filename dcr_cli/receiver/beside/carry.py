@@ -10,7 +10,6 @@ import os
 import stat
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from dcr_cli.checkpoint.folder import Identity, identity_of
 from dcr_cli.checkpoint.in_progress import STATE_FOLDER
@@ -18,25 +17,11 @@ from dcr_cli.checkpoint.json_text import strict_json
 from dcr_cli.checkpoint.parts import is_top_shard, is_weight_map
 from dcr_cli.durable import PRIVATE_FOLDER_MODE, File, Folder
 from dcr_cli.errors import DamagedError, DcrError
+from dcr_cli.receiver.marks import Known, decode_known, mark_of
 from dcr_cli.receiver.receiver import Receiver
 
 _CARRIED = "carried"
 _COMPARED_BYTES = 1 << 20
-
-
-class Mark(NamedTuple):
-    """What a file, or a link itself, is known by; a second name or a copy of the folder changes none of it."""
-
-    size: int
-    mtime_ns: int
-
-
-# None is for a file that was known once and has changed.
-Known = dict[str, Mark | None]
-
-
-def mark_of(status: os.stat_result) -> Mark:
-    return Mark(status.st_size, status.st_mtime_ns)
 
 
 def known_files(root: Folder, identities: Mapping[str, Identity]) -> Known:
@@ -81,7 +66,7 @@ def decode_previous(text: bytes, what: str) -> Previous:
     try:
         name = document["name"]
         device, inode = map(int, document["place"])
-        known = {path: Mark(*mark) if mark is not None else None for path, mark in document["files"].items()}
+        known = decode_known(document["files"])
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise DamagedError(what, "does not say which folder is to be removed", hint="remove it") from error
     if not isinstance(name, str) or not name.strip(".") or "/" in name:

@@ -1,6 +1,8 @@
 """Which files of a folder belong to the checkpoint in it, whole or damaged, and what becomes of those that are not
 wanted.
 
+What a stopped run had said of a name holds for the file that had it then, and for no other one.
+
 It decides and changes nothing.
 """
 
@@ -11,6 +13,7 @@ from dataclasses import dataclass
 
 from dcr_cli.checkpoint.digest import object_digest
 from dcr_cli.checkpoint.folder import Files, Identity, scan
+from dcr_cli.checkpoint.in_progress import STATE_FOLDER
 from dcr_cli.checkpoint.names import path_fault, shown
 from dcr_cli.checkpoint.parts import MAX_WEIGHT_MAP_BYTES, is_top_shard, is_weight_map, unmapped_shards
 from dcr_cli.checkpoint.weight_map import parse_weight_map
@@ -19,18 +22,29 @@ from dcr_cli.errors import DamagedError, NotFoundError, WrongBaseError
 from dcr_cli.receiver.base import decode_base
 from dcr_cli.receiver.install.wanted import Wanted
 from dcr_cli.receiver.marker import Marker
-from dcr_cli.receiver.receiver import BASE_LIMIT, BASE_NAME, JOURNAL
+from dcr_cli.receiver.marks import Known, Mark, marks_at, replaced
+from dcr_cli.receiver.places import CONFIG
+from dcr_cli.receiver.receiver import BASE_LIMIT, BASE_NAME, HELD_CONFIG, JOURNAL
 from dcr_cli.receiver.record import Record, read_record, record_folder
 
 
 @dataclass(frozen=True, slots=True)
 class Belongings:
-    """The files of a folder: `present` are those that can be read, `removed` belong to its checkpoint and go, `foreign`
-    are no part of it and stay."""
+    """The files of a folder: `present` are those that can be read, `foreign` are no part of its checkpoint and stay.
+
+    `going` are what belonged to it when it was said that it goes, as it was then; another file, or link, that has got
+    such a name is foreign.
+    """
 
     present: Mapping[str, Identity]
-    removed: tuple[str, ...]
+    going: Known
     foreign: tuple[str, ...]
+
+    @property
+    def removed(self) -> tuple[str, ...]:
+        """The paths at which what belongs to the checkpoint goes, or has gone."""
+        foreign = set(self.foreign)
+        return tuple(path for path in self.going if path not in foreign)
 
 
 def read_own_record(root: Folder) -> Record | None:
@@ -68,10 +82,26 @@ def look_over(
         raise NotFoundError(str(root.path), facts, hint="give an empty folder, or a new one")
     names = {file.path for file in wanted.files}
     others = [path for path in paths if path not in names]
-    removed = tuple(path for path in others if path in own)
     foreign = tuple(path for path in others if path not in own)
     check_nobodys(root, foreign)
-    return Belongings(present, removed, foreign)
+    going = marks_at(root, (path for path in others if path in own))
+    if CONFIG in going and going[CONFIG] is None:
+        going[CONFIG] = _held_config(root)
+    return Belongings(present, going, foreign)
+
+
+def set_apart(root: Folder, found: Belongings, noted: Known, *, is_marked: bool) -> Belongings:
+    """Tell another file that has got a name since a run noted what goes, and was stopped; what it noted is kept.
+
+    Before the change that is a sidecar alone: which shards belong to a checkpoint, this says itself. WrongBaseError as
+    for look_over.
+    """
+    others = {path: noted[path] for path in _others(root, noted) if path in found.going}
+    if not is_marked:
+        others = {path: mark for path, mark in others.items() if not (is_top_shard(path) or is_weight_map(path))}
+    foreign = tuple(sorted({*found.foreign, *others}))
+    check_nobodys(root, foreign)
+    return Belongings(found.present, {**found.going, **others}, foreign)
 
 
 def check_nobodys(root: Folder, foreign: Iterable[str]) -> None:
@@ -107,14 +137,28 @@ def _mapped(files: Files, path: str, size_bytes: int) -> set[str]:
         return set()
 
 
-def sort_out(root: Folder, wanted: Wanted, removed: Collection[str]) -> Belongings:
-    """Look at the files in `root` when it has been said which of them go."""
+def sort_out(root: Folder, wanted: Wanted, going: Known) -> Belongings:
+    """Look at the files in `root` when it has been said which of them go, and what these were."""
     strangers: list[str] = []
     present = scan(root.path, skip=wanted.skipped, strangers=strangers)
-    names = {*removed, *(file.path for file in wanted.files)}
-    foreign = tuple(sorted(path for path in (*present, *strangers) if path not in names))
+    names = {*going, *(file.path for file in wanted.files)}
+    foreign = tuple(sorted({path for path in (*present, *strangers) if path not in names}.union(_others(root, going))))
     check_nobodys(root, foreign)
-    return Belongings(present, tuple(removed), foreign)
+    return Belongings(present, going, foreign)
+
+
+def _others(root: Folder, going: Known) -> set[str]:
+    """The paths at which another file, or link, lies than the one that goes; that of the config, too, if another one is
+    held."""
+    others, held = {*replaced(root, going)}, _held_config(root)
+    if CONFIG in going and held not in (None, going[CONFIG]):
+        others.add(CONFIG)
+    return others
+
+
+def _held_config(root: Folder) -> Mark | None:
+    path = f"{STATE_FOLDER}/{HELD_CONFIG}"
+    return marks_at(root, [path])[path]
 
 
 def left_by_apply(home: Folder, marker: Marker) -> list[str]:

@@ -41,7 +41,7 @@ from dcr_cli.receiver.record import record_folder
 from dcr_cli.receiver.survey import open_root
 
 NEW = "new"
-_NOTHING = Belongings({}, (), ())
+_NOTHING = Belongings({}, {}, ())
 
 
 def install_new(out: Path, request: Request) -> InstallResult:
@@ -75,7 +75,7 @@ def _rehearse_in(parent: Folder, name: str, request: Request, checkpoint: str, m
     check_names(parent, [file.path for file in wanted.files])
     if _is_for(parent, name, wanted):
         with parent.open_folder(name) as root:
-            site = Site(root, sort_out(root, wanted, ()))
+            site = Site(root, sort_out(root, wanted, {}))
             stock = take_stock(site, wanted, request.effort)
     else:
         site, stock = Site(parent, _NOTHING), no_stock(parent, wanted)
@@ -97,7 +97,7 @@ def _check_free(parent: Folder, name: str) -> None:
 def _first(receiver: Receiver, request: Request) -> tuple[Installation, Site]:
     """The way of a new folder in which nothing is but what runs for this state have put there."""
     marker = begin(receiver, request.wanted)
-    site = Site(receiver.root, sort_out(receiver.root, request.wanted, ()), is_marked=marker is not None)
+    site = Site(receiver.root, sort_out(receiver.root, request.wanted, {}), is_marked=marker is not None)
     return Installation(receiver, request, site), site
 
 
@@ -248,7 +248,7 @@ def _install_first(path: Path, request: Request) -> InstallResult:
 
 def _site_beside(root: Folder, wanted: Wanted, old: Site, stock: Stock, *, is_marked: bool = False) -> Site:
     """A new folder, which takes unchanged files from the old one, whose stock is known."""
-    return Site(root, sort_out(root, wanted, ()), is_marked=is_marked, source=old.root, other=stock.placed)
+    return Site(root, sort_out(root, wanted, {}), is_marked=is_marked, source=old.root, other=stock.placed)
 
 
 def _beside(result: InstallResult, wanted: Wanted, stock: Stock) -> InstallResult:
@@ -283,7 +283,7 @@ def _is_whole(parent: Folder, name: str, request: Request) -> bool:
     """Whether a complete folder, which somebody may be using, need not be changed to be at the wanted state."""
     try:
         with parent.open_folder(name) as root:
-            site = Site(root, sort_out(root, request.wanted, ()))
+            site = Site(root, sort_out(root, request.wanted, {}))
             return not take_stock(site, request.wanted, request.effort).changed
     except DcrError:
         return False

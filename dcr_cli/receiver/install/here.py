@@ -27,6 +27,7 @@ from dcr_cli.receiver.install.result import InstallResult
 from dcr_cli.receiver.install.stock import Site, Stock, check_site, staged_name, take_stock
 from dcr_cli.receiver.install.wanted import Fetcher, Part, Wanted, parts_of
 from dcr_cli.receiver.marker import Marker
+from dcr_cli.receiver.marks import replaced
 from dcr_cli.receiver.places import CONFIG, folders_of
 from dcr_cli.receiver.receiver import HELD, HELD_CONFIG, STAGE, Receiver
 from dcr_cli.receiver.record import TensorRecord, mode_of_record, read_record, write_record
@@ -95,7 +96,7 @@ class Installation:
         check_site(self._site, stock, self._wanted)
         self._receiver.resume()
         self._receiver.keeps_staged = True
-        note = Note(self._wanted, self._site.belongings.removed)
+        note = Note(self._wanted, self._site.belongings.going)
         note_blake3 = write_note(self._home, note)
         self._stage(stock)
         places, identities = self._places(stock)
@@ -204,10 +205,8 @@ class Installation:
     # Changing
 
     def _mark(self, note_blake3: bytes, stock: Stock) -> None:
-        """Say that the change is in progress, while the files that stay are those that were read."""
-        shelf = stock.placed.shelf
-        before = {shelf.paths[number]: shelf.identities[shelf.paths[number]] for number in stock.kept}
-        check_same(self._root.path, before, identities_now(self._root, before))
+        """Say that the change is in progress, while the files that stay, or go, are those that were looked at."""
+        self._check_still(stock)
         key, state = key_of(self._wanted), self._wanted.state
         self._receiver.write_marker(
             Marker(
@@ -222,12 +221,22 @@ class Installation:
             )
         )
         try:
-            check_same(self._root.path, before, identities_now(self._root, before))
+            self._check_still(stock)
         except ConflictError:
             if not self._site.is_marked:
                 # Nothing is changed yet.
                 self._receiver.remove_marker()
             raise
+
+    def _check_still(self, stock: Stock) -> None:
+        """Raise ConflictError if a file that stays is not the one that was read, or one that goes another one."""
+        shelf, belongings = stock.placed.shelf, self._site.belongings
+        before = {shelf.paths[number]: shelf.identities[shelf.paths[number]] for number in stock.kept}
+        check_same(self._root.path, before, identities_now(self._root, before))
+        others = replaced(self._root, {path: belongings.going[path] for path in belongings.removed})
+        if others:
+            facts = "was put there by another process just now, where a file of the checkpoint goes"
+            raise ConflictError(str(self._root.path / others[0]), facts, hint=AT_REST)
 
     def _change(self, stock: Stock) -> None:
         """Give all files but the config their names, when what is to go has gone."""

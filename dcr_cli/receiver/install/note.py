@@ -1,13 +1,15 @@
 """The note that a receiver keeps while it is brought to a wanted state: which state, and which files of its own go.
 
-It lies in the journal, durable before the marker, so that a stopped run can be finished where the state's own list of
-files cannot be had any more.
+What these were is noted too: another file may have got such a name before a stopped run is gone on with. The note lies
+in the journal, durable before the marker, so that a stopped run can be finished where the state's own list of files
+cannot be had any more.
 """
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from typing import Any
 
 from dcr_cli.checkpoint.digest import object_digest
 from dcr_cli.checkpoint.json_text import strict_json
@@ -15,6 +17,7 @@ from dcr_cli.checkpoint.names import safe_path
 from dcr_cli.durable import Folder
 from dcr_cli.errors import DamagedError
 from dcr_cli.receiver.install.wanted import Wanted, decode_wanted, encode_wanted
+from dcr_cli.receiver.marks import Known, decode_known
 from dcr_cli.receiver.receiver import JOURNAL
 
 _NOTE = f"{JOURNAL}/wanted"
@@ -23,8 +26,10 @@ _NOTE_LIMIT = 1 << 34
 
 @dataclass(frozen=True, slots=True)
 class Note:
+    """`going` are the files that go, as they were; None for those of which that is not known."""
+
     wanted: Wanted
-    removed: tuple[str, ...]
+    going: Known
 
 
 def key_of(wanted: Wanted) -> bytes:
@@ -33,7 +38,7 @@ def key_of(wanted: Wanted) -> bytes:
 
 
 def encode_note(note: Note) -> bytes:
-    text = b"\n".join([encode_wanted(note.wanted), json.dumps(note.removed).encode()])
+    text = b"\n".join([encode_wanted(note.wanted), json.dumps(note.going).encode()])
     return b"\n".join([text, object_digest(text).hex().encode(), b""])
 
 
@@ -53,9 +58,14 @@ def read_note(home: Folder) -> Note | None:
         text, _, digest = data.rstrip(b"\n").rpartition(b"\n")
         if digest != object_digest(text).hex().encode():
             return None
-        wanted, _, removed = text.partition(b"\n")
-        paths = tuple(safe_path(str(path), _NOTE) for path in strict_json(removed, _NOTE))
-        return Note(decode_wanted(wanted, _NOTE), paths)
-    except DamagedError:
+        wanted, _, going = text.partition(b"\n")
+        return Note(decode_wanted(wanted, _NOTE), _decode_going(strict_json(going, _NOTE)))
+    except (DamagedError, TypeError, ValueError, AttributeError):
         # It serves to go on with what it tells of; what is there shows without it what is left to do.
         return None
+
+
+def _decode_going(members: Any) -> Known:
+    """The files that go; notes that have their names alone were written once."""
+    known = dict.fromkeys(members) if isinstance(members, list) else decode_known(members)
+    return {safe_path(path, _NOTE): mark for path, mark in known.items()}

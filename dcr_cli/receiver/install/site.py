@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from dcr_cli.checkpoint.in_progress import INSTALL, MAX_MARKER_BYTES, change_of, command_to_finish
 from dcr_cli.durable import Folder
 from dcr_cli.errors import IncompleteError
-from dcr_cli.receiver.install.belongings import left_by_apply, look_over, sort_out
+from dcr_cli.receiver.install.belongings import left_by_apply, look_over, set_apart, sort_out
 from dcr_cli.receiver.install.note import key_of, read_note
 from dcr_cli.receiver.install.stock import Site
 from dcr_cli.receiver.install.wanted import Wanted
@@ -43,7 +43,7 @@ def site_of(root: Folder, wanted: Wanted, allowance: Allowance) -> Site:
         marker, note = marker_in(home), read_note(home)
         away = [CONFIG] if marker is not None and home.status(HELD_CONFIG) is not None else []
         if marker is not None and is_of(marker, wanted) and note is not None and note.wanted == wanted:
-            return Site(root, sort_out(root, wanted, note.removed), is_marked=True)
+            return Site(root, sort_out(root, wanted, note.going), is_marked=True)
         known = [*allowance.known]
         if marker is not None:
             if not (allowance.repair or is_of(marker, wanted)):
@@ -53,8 +53,10 @@ def site_of(root: Folder, wanted: Wanted, allowance: Allowance) -> Site:
                 raise IncompleteError(str(root.path), facts, hint=hint)
             known += left_by_apply(home, marker)
         if note is not None and marker is not None:
-            known += [*note.removed, *(file.path for file in note.wanted.files)]
+            known += [*note.going, *(file.path for file in note.wanted.files)]
         belongings = look_over(root, wanted, known, away=away, is_marked=marker is not None)
+        if note is not None and (marker is not None or note.wanted == wanted):
+            belongings = set_apart(root, belongings, note.going, is_marked=marker is not None)
         return Site(root, belongings, is_marked=marker is not None)
 
 
