@@ -469,20 +469,56 @@ def test_verify_without_a_record_is_not_found(run: Run, tiny_pair: tuple[Path, P
         (["deploy", "a"], "no such command 'deploy'", "dcr --help lists the commands"),
         (["veryfi", "a"], "no such command 'veryfi'", "perhaps verify is meant"),
         (["show", "\x1b[31mred\n", "b"], "unexpected extra argument", ""),
+        (["layout"], "layout: a command is missing", "dcr layout --help"),
+        (
+            ["layot", "show", "a"],
+            "arguments: no such command 'layot'",
+            "layout is meant; dcr --help lists the commands",
+        ),
+        (
+            ["layout", "shw"],
+            "layout: no such command 'shw'",
+            "perhaps layout show is meant; dcr layout --help lists its",
+        ),
+        (["layout", "xyz"], "layout: no such command 'xyz'", "dcr layout --help lists its commands"),
+        (["layout", "--jsn"], "layout: no such option: --jsn", "dcr layout --help lists its commands"),
+        (["layout", "-v", "shw"], "layout: no such option: -v", "perhaps layout show is meant; dcr layout --help"),
+        (
+            ["layout", "show", "a", "--jsn"],
+            "layout show: no such option: --jsn",
+            "perhaps --json is meant; dcr layout show",
+        ),
+        (
+            ["layout", "--token=x", "show", "a"],
+            "arguments: no such option",
+            "the command: dcr layout show ... --token=",
+        ),
+        (
+            ["-j", "2", "layout", "show", "a"],
+            "arguments: no such option: -j",
+            "after the command: dcr layout show ... -j",
+        ),
+        (["layout", "-j", "2", "check", "a"], "arguments: no such option: -j", "the command: dcr layout check ... -j"),
     ],
 )
 def test_usage_errors(arguments: list[str], message: str, hint: str, run: Run, tiny_pair: tuple[Path, Path]) -> None:
     places = {"a": str(tiny_pair[0]), "b": str(tiny_pair[1])}
     ran = run(*(places.get(argument, argument) for argument in arguments))
     assert is_failure(ran, 2, message, hint)
-    assert ESCAPE not in ran.err
+    assert ESCAPE not in ran.err and "Did you mean" not in ran.err
 
 
-def test_json_before_the_command(run: Run, tiny_pair: tuple[Path, Path]) -> None:
-    ran = run("--json", "diff", *tiny_pair)
+@pytest.mark.parametrize(
+    ("arguments", "command"), [(("--json", "diff"), "diff"), (("layout", "--json", "show"), "layout show")]
+)
+def test_json_before_the_command(
+    arguments: tuple[str, ...], command: str, run: Run, tiny_pair: tuple[Path, Path]
+) -> None:
+    ran = run(*arguments, *tiny_pair)
     error = ran.json["error"]
     assert (ran.code, error["message"]) == (2, "arguments: no such option: --json")
-    assert error["hint"] == "options come after the command: dcr diff ... --json"
+    assert error["hint"] == f"options come after the command: dcr {command} ... --json"
+    assert ran.json["command"] == command
 
 
 def test_what_cannot_be_found_or_read_comes_with_a_hint(

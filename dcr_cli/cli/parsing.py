@@ -77,39 +77,73 @@ def _group(name: str, app: typer.Typer, inner: dict[str, typer.Typer]) -> typer.
 
 
 def _usage_error(error: typer.TyperException, command: str | None, given: list[str]) -> DcrError:
+    # What typer guesses itself, the hint says.
     message = (
-        re.sub(r" \(Possible options: .*\)$", "", error.format_message().strip())
+        re.sub(r" \(Possible options: .*\)$|\. Did you mean [^?]*\?$", "", error.format_message().strip())
         .rstrip(".")
         .replace("Value error, ", "")
     )
     message = _ADDRESS.sub(r"\1...", message[:1].lower() + message[1:])
     words = before_dashes(given)
-    named = next((word for word in words if word in commands), None)
-    if named is not None and words[0].startswith("-"):
-        # What is behind the sign may be a secret.
-        option, sign, _ = words[0].partition("=")
-        return UsageError("arguments", message, hint=f"options come after the command: dcr {named} ... {option}{sign}")
-    meant = _nearest(error, command)
+    early = _early_option(words)
+    if early is not None:
+        named, option = early
+        return UsageError("arguments", message, hint=f"options come after the command: dcr {named} ... {option}")
+    meant = _nearest_option(error, command) if command in commands else _nearest_command(words)
     perhaps = f"perhaps {meant} is meant; " if meant is not None else ""
     if command in commands:
         return UsageError(command, message, hint=f"{perhaps}dcr {command} --help")
+    if command in groups:
+        return UsageError(command, message, hint=f"{perhaps}dcr {command} --help lists its commands")
     return UsageError("arguments", message, hint=f"{perhaps}dcr --help lists the commands")
 
 
-def _nearest(error: typer.TyperException, command: str | None) -> str | None:
-    """The option of a command that is most like one that it has not, or the command that is most like none."""
+def _early_option(words: list[str]) -> tuple[str, str] | None:
+    """The command that is named although an option stands before it, or between its words, and that option."""
+    at = next((at for at, word in enumerate(words) if word.startswith("-")), None)
+    if at is None or not (at == 0 or (at == 1 and words[0] in groups)):
+        return None
+    named = _command_among([*words[:at], *words[at + 1 :]])
+    # What is behind the sign may be a secret.
+    option, sign, _ = words[at].partition("=")
+    return (named, option + sign) if named is not None else None
+
+
+def _command_among(words: list[str]) -> str | None:
+    for at, word in enumerate(words):
+        if word in commands:
+            return word
+        if word in groups:
+            return next((f"{word} {later}" for later in words[at + 1 :] if f"{word} {later}" in commands), None)
+    return None
+
+
+def _nearest_command(words: list[str]) -> str | None:
+    """The command, or the group of some, that is most like what stands where one is expected."""
     from difflib import get_close_matches
 
-    if command not in commands:
-        found = get_close_matches(command or "", commands, 1)
-    elif isinstance(option := getattr(error, "option_name", None), str) and option.startswith("--"):
-        parameters = _parser([command]).commands[command].params
-        options = {name: name.replace("-", "") for parameter in parameters for name in parameter.opts}
-        plain = get_close_matches(option.replace("-", ""), options.values(), 1, 0.5)
-        found = [name for name, text in options.items() if text in plain]
+    plain = [word for word in words if not word.startswith("-")]
+    if plain and plain[0] in groups:
+        inner = [name.split()[1] for name in commands if name.startswith(f"{plain[0]} ")]
+        found = [f"{plain[0]} {name}" for name in get_close_matches("".join(plain[1:2]), inner, 1)]
     else:
-        found = []
+        found = get_close_matches("".join(plain[:1]), dict.fromkeys(name.split()[0] for name in commands), 1)
     return found[0] if found else None
+
+
+def _nearest_option(error: typer.TyperException, command: str) -> str | None:
+    """The option of a command that is most like one that it has not."""
+    from difflib import get_close_matches
+
+    option = getattr(error, "option_name", None)
+    if not isinstance(option, str) or not option.startswith("--"):
+        return None
+    parser = _parser(command.split())
+    for word in command.split():
+        parser = parser.commands[word]
+    options = {name: name.replace("-", "") for parameter in parser.params for name in parameter.opts}
+    plain = get_close_matches(option.replace("-", ""), options.values(), 1, 0.5)
+    return next((name for name, text in options.items() if text in plain), None)
 
 
 def _root(context: typer.Context, version: Version = False, show_help: Help = False) -> None:
