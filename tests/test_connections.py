@@ -71,6 +71,24 @@ def test_one_that_the_server_has_closed_is_made_again(bucket: Bucket, store: Sto
     assert clock.waits == []
 
 
+def test_one_that_is_forgotten_on_the_way_costs_one_wait(bucket: Bucket, store: Store, clock: Clock) -> None:
+    """Where nothing comes in time, nothing would come on the others either."""
+    first, second = store.stream("big"), store.stream("big")
+    next(first), next(second)
+    list(first), list(second)
+    idle = store._backend._backend._connections._idle  # type: ignore[attr-defined]
+    assert len(idle) == 2
+
+    def never() -> None:
+        raise TimeoutError
+
+    for _, _, connection in idle:
+        connection.getresponse = never
+    assert store.get("a", most_bytes=MOST) == b"1234567890"
+    assert bucket.connections == 3
+    assert len(clock.waits) == 1
+
+
 def test_what_is_not_read_to_its_end_is_not_in_the_next_answer(bucket: Bucket, store: Store) -> None:
     for fault in ("whole", "short", ""):
         bucket.faults[:] = [fault] if fault else []

@@ -87,11 +87,12 @@ class Connections(urllib.request.AbstractHTTPHandler):
         if kept is not None:
             try:
                 return self._asked(place, kept, request, headers)
-            except TimeoutError:
-                raise
-            except (OSError, http.client.HTTPException):
-                # The server has closed it, and perhaps all others.
+            except (OSError, http.client.HTTPException) as error:
+                # The server has closed it, or something between has forgotten it, and perhaps all others.
                 self.close_idle()
+                if isinstance(error, TimeoutError):
+                    # Or it is slow: how often it is waited for is decided elsewhere.
+                    raise
         connection = kind(request.host, timeout=request.timeout, **arguments)
         connection.response_class = _Response
         if behind is not None:
