@@ -27,12 +27,13 @@ from dcr_cli.store.store import Store
 _MOST_WAYS = 8
 
 
-def advance(store: Store, path: Path, wish: Wish) -> PullResult:
+def advance(store: Store, path: Path, wish: Wish, trip: Trip | None = None) -> PullResult:
     """Bring the checkpoint at `path` to what is wished for; what `finish` could finish has been finished.
 
+    With `trip`, what that says was done before is part of what is told.
     What goes while it is fetched is gone around, from where the receiver is then, to what is the newest then.
     """
-    trip, losses, ways = Trip(store.traffic.received_bytes), Losses(), 0
+    trip, losses, ways = trip or Trip(store.traffic.received_bytes), Losses(), 0
     while True:
         ways += 1
         situation = look(path)

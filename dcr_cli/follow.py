@@ -35,6 +35,7 @@ from dcr_cli.fetch.source import Source, open_source, require_version
 from dcr_cli.fetch.spool import Spool, spool_of
 from dcr_cli.fetch.wish import Wish, make_wish
 from dcr_cli.finishing import finish
+from dcr_cli.journey import Trip
 from dcr_cli.receiver.change import REPLACE
 from dcr_cli.receiver.install.gather import Effort, Progress
 from dcr_cli.remote.hint import GIVEN_UP, STREAMING, Hint, read_hint
@@ -150,6 +151,8 @@ class Follower:
     _source: Source | None = None
     _ahead: Ahead | None = None
     _refused: Place | None = None
+    # What rounds have done since the last one that ended well, and could not tell of.
+    _trip: Trip | None = None
     _hint: Hint | None = None
     _moved_at: float = 0.0
     _looked_at: float | None = None
@@ -186,12 +189,15 @@ class Follower:
                 self._looked_at = begun_at
                 self._look_ahead(source, own)
                 return None
-        result = advance(self.store, self.path, self.wish)
+        if self._trip is None:
+            self._trip = Trip(self.store.traffic.received_bytes)
+        result = advance(self.store, self.path, self.wish, self._trip)
         self._source = open_source(self.store, self.wish.trust, None) if source is None else source
         self._own = require_version(self._source, result.version)
         arrival = self._arrival(result, self._own) if not result.already else None
         # Whatever comes next came after this round began.
         self._looked_at = begun_at
+        self._trip = None
         if arrival is not None:
             self._ahead = None
         return arrival

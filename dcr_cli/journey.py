@@ -41,7 +41,7 @@ from dcr_cli.remote.version import Published
 
 @dataclass(slots=True)
 class Trip:
-    """What a run has done so far, perhaps on several ways, each from where the one before was given up.
+    """What has been done so far, perhaps on several ways, each from where the one before was given up, or had failed.
 
     `before_bytes` the store had received before, `start` is where it began.
     """

@@ -132,6 +132,20 @@ def test_how_long_it_took_counts_from_before_what_went_wrong(scene: Scene) -> No
     assert [arrival.within_seconds for arrival in found] == [None, 1.0 + 2.0 + 4.0]
 
 
+def test_what_has_come_is_told_though_the_remote_went_away_just_then(scene: Scene) -> None:
+    faults = iter([True, True])
+
+    def fail(name: str, key: str) -> None:
+        is_there = scene.root.exists() and tree(scene.root) == tree(scene.checkpoints[1])
+        if is_there and key == commit_key(2) and next(faults, False):
+            raise TransientError("did not answer")
+
+    scene.backend.called = fail  # type: ignore[method-assign]
+    found = scene.play([nothing, scene.publish, nothing, nothing, scene.publish, nothing])
+    assert [type(error) for error in scene.told] == [TransportError]
+    assert [(arrival.result.from_version, arrival.result.version) for arrival in found] == [(None, 1), (1, 2), (2, 3)]
+
+
 def test_waits_grow_while_nothing_comes_and_are_short_after_news(scene: Scene) -> None:
     scene.play([*[nothing] * 6, scene.publish, nothing], shortest_seconds=1.0, longest_seconds=8.0)
     assert scene.waits == [1, 2, 4, 8, 8, 8, 8, 1, 2, 4]
@@ -374,8 +388,10 @@ def test_a_remote_that_does_not_answer_is_told_of_once_and_ends_nothing(scene: S
 
 def test_a_hook_that_fails_is_told_of_and_run_again(scene: Scene) -> None:
     wish = Wish(Effort(1, None), hook=Hook(f"echo . >> {scene.folder}/runs; test $(wc -l < {scene.folder}/runs) -gt 2"))
-    scene.play([nothing] * 5, wish)
+    found = scene.play([nothing] * 5, wish)
     assert (scene.folder / "runs").read_text() == ".\n" * 3
+    # The version has been there since the first time.
+    assert [(arrival.result.from_version, arrival.result.applied) for arrival in found] == [(None, (1,))]
     assert [type(error).__name__ for error in scene.told] == ["HookError"]
 
 
