@@ -29,19 +29,18 @@ from dcr_cli.receiver.survey import open_root
 from dcr_cli.remote.version import Published
 
 
-def finish(path: Path, wish: Wish) -> bool:
-    """Finish the change of a checkpoint that an earlier pull was stopped in, with what that has fetched: whether there
-    was one. What was in place already, and not noted, is noted."""
+def finish(path: Path, wish: Wish) -> tuple[str, ...] | None:
+    """Finish the change of a checkpoint that an earlier pull was stopped in, with what that has fetched: the files that
+    are no part of the checkpoint and were left; None if nothing was finished. What was in place already, and not noted,
+    is noted."""
     if wish.dry_run:
         if path.exists():
             check_complete(path)
-        return False
+        return None
     if not (path / FETCHED).is_dir():
-        return False
+        return None
     with spool_of(path) as spool:
-        is_begun = is_incomplete(path)
-        if is_begun:
-            _finish(path, wish)
+        foreign = _finish(path, wish) if is_incomplete(path) else None
         if _note_arrival(path, spool, wish):
             with open_root(os.path.realpath(path)) as root, Receiver(root):
                 # As it leaves, it tidies up what a change has left that was stopped at its very end.
@@ -50,20 +49,20 @@ def finish(path: Path, wish: Wish) -> bool:
         if situation.position is not None and situation.is_at_position:
             # What led here is not needed any more.
             spool.keep([place for place in spool.places() if place.version > situation.position.version])
-        return is_begun and not is_incomplete(path)
+        return foreign
 
 
-def _finish(path: Path, wish: Wish) -> None:
-    """Finish what was begun, as far as all of it is there."""
+def _finish(path: Path, wish: Wish) -> tuple[str, ...] | None:
+    """Finish what was begun, if all of it is there: what is foreign then."""
     found = wanted_in_progress(path)
     if found is not None:
         wanted, origin = found
-        install(path, Request(wanted, _Nobody(), origin, wish.effort), Manner())
-        return
+        return install(path, Request(wanted, _Nobody(), origin, wish.effort), Manner()).foreign
     folders = deltas_to_finish(path)
-    if folders is not None:
-        opened = [open_delta(folder) for folder in folders]
-        apply_chain(opened, path, Way(), jobs=wish.effort.jobs, progress=wish.effort.progress)
+    if folders is None:
+        return None
+    opened = [open_delta(folder) for folder in folders]
+    return apply_chain(opened, path, Way(), jobs=wish.effort.jobs, progress=wish.effort.progress).foreign
 
 
 class _Nobody:

@@ -76,9 +76,11 @@ def pull(
     check_path(checkpoint, "checkpoint")
     check_apart({"checkpoint": checkpoint, "remote": folder_of(remote)})
     path = Path(checkpoint)
-    is_recovered = finish(path, wish)
+    foreign = finish(path, wish)
     with open_store(remote, storage_options, limit_bytes_per_second=limit_bytes_per_second) as store:
-        result = replace(advance(store, path, wish), recovered=is_recovered)
+        result = replace(advance(store, path, wish), recovered=foreign is not None)
+        if foreign is not None and result.already:
+            result = replace(result, foreign=foreign)
         return _with_next(store, path, wish, result) if _stages(wish) else result
 
 

@@ -489,7 +489,29 @@ class TestLogs:
 
 
 class TestInProgress:
-    """Changes that others have begun."""
+    """Changes that were begun, by others too."""
+
+    def test_what_it_leaves_alone_is_told_when_it_is_finished(self, tmp_path: Path) -> None:
+        remote = history(tmp_path / "remote", 1)
+        root = at(remote, 1, tmp_path / "r")
+        second = fresh_copy(remote.version(1), tmp_path / "second")
+        shutil.rmtree(second / "tokenizer")
+        push(second, remote.url, baseline=remote.folder / "baseline", no_delta=True, jobs=1)
+
+        def stop(kind: str, path: str, other: str) -> None:
+            if stopped or (kind == "unlink" and path.endswith("in-progress")):
+                stopped.append(None)
+                raise StoppedError
+
+        stopped: list[None] = []
+        with watching(stop), pytest.raises(StoppedError):
+            pull(remote.url, root, jobs=1)
+        (root / "tokenizer").mkdir()
+        (root / "tokenizer/vocab.txt").write_bytes(b"mine")
+        result = pull(remote.url, root, jobs=1)
+        assert (result.recovered, result.already, result.version) == (True, True, 2)
+        assert result.foreign == ("tokenizer/vocab.txt",)
+        assert tree(root) == {**tree(second), "tokenizer/vocab.txt": b"mine"}
 
     def test_an_apply_that_was_stopped_is_not_overtaken(self, five: History, tmp_path: Path) -> None:
         root = at(five, 3, tmp_path / "r")
