@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from commands import Ran, Run
+from dcr_cli.cli import main
 from strategies import write_tiny_pair
 
 # A background job of a shell ignores these, and so would every process that a test starts and wants to stop.
@@ -42,6 +44,18 @@ def few_descriptors() -> Iterator[None]:
 def tiny_pair(tmp_path: Path) -> tuple[Path, Path]:
     """Two checkpoints of 2 shards, 4 BF16 tensors of 64x64, that differ in 5 elements."""
     return write_tiny_pair(tmp_path)
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs a command in this process."""
+
+    def call(*arguments: str | Path) -> Ran:
+        code = main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return Ran(code, captured.out, captured.err)
+
+    return call
 
 
 @pytest.fixture

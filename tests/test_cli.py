@@ -13,14 +13,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from commands import Ran, Run, is_failure
 from dcr_cli import __version__, process
 from dcr_cli.checkpoint.checkpoint import open_checkpoint
 from dcr_cli.cli import COMMANDS, main
@@ -41,32 +41,6 @@ from strategies import INDEX, tensor_of, with_changes, write_checkpoint
 ESCAPE = "\x1b"
 
 
-@dataclass(frozen=True)
-class Ran:
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> dict[str, Any]:
-        document = json.loads(self.out)
-        assert isinstance(document, dict)
-        return document
-
-
-Run = Callable[..., Ran]
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    def call(*arguments: str | Path) -> Ran:
-        code = main([str(argument) for argument in arguments])
-        captured = capsys.readouterr()
-        return Ran(code, captured.out, captured.err)
-
-    return call
-
-
 @pytest.fixture
 def delta(tiny_pair: tuple[Path, Path], tmp_path: Path) -> Path:
     assert main(["diff", *map(str, tiny_pair), "-o", str(tmp_path / "delta"), "-q"]) == 0
@@ -83,16 +57,6 @@ def spawn(*arguments: str | Path, **options: Any) -> subprocess.CompletedProcess
     command = [sys.executable, "-m", "dcr_cli", *map(str, arguments)]
     ran: subprocess.CompletedProcess[bytes] = subprocess.run(command, timeout=60, **(streams | options))
     return ran
-
-
-def is_failure(ran: Ran, code: int, message: str, hint: str = "") -> bool:
-    """One line `dcr: what: facts`, perhaps one hint, nothing on standard output."""
-    lines = ran.err.splitlines()
-    assert ran.code == code and ran.out == "", ran
-    assert re.fullmatch(r"dcr: .+: .+", lines[0]) and message in lines[0], ran.err
-    assert len(lines) <= 2 and all(line.startswith("hint: ") for line in lines[1:]), ran.err
-    assert hint in "".join(lines[1:]), ran.err
-    return True
 
 
 # Every command: for people, as JSON, quietly; those that make layouts of models are test_families.py's.

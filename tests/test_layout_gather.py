@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
+from box_cases import boxes, places
 from dcr_cli.checkpoint.header import bytes_view
 from dcr_cli.errors import DamagedError
 from dcr_cli.layout import gather
 from dcr_cli.layout.box import Box, whole_box
 from dcr_cli.layout.gather import Boxes, Gatherer, Held, Sources
 from dcr_cli.layout.layout import Form, Placed
-from test_layout_box import boxes, places
 
 BEGIN = 3
 

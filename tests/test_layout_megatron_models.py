@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from dcr_cli.errors import DamagedError, DcrError, UnsupportedError, UsageError
 from dcr_cli.layout.coverage import Coverage
@@ -21,7 +19,6 @@ from dcr_cli.layout.shards import open_shards
 from megatron_models import (
     DIM,
     EXPERTS,
-    GROUPS,
     HEADS,
     HIDDEN,
     LLAMA,
@@ -35,9 +32,8 @@ from megatron_models import (
     qwen3_next,
     tied,
 )
-from strategies import shard_bytes
+from megatron_shards import dense_llama, write_ranks
 
-Array = NDArray[Any]
 SIZES = [
     Sizes(),
     Sizes(tensor=2),
@@ -89,47 +85,10 @@ def test_every_element_of_every_family_is_owned_once(sizes: Sizes) -> None:
         assert len(layout.shards) == len(list(sizes.ranks()))
 
 
-def cut_llama(dense: dict[str, Array], rank: Rank) -> dict[str, Array]:
-    """What rank `rank` of two by two holds of the model, made by NumPy alone."""
-
-    def rows(name: str) -> Array:
-        return np.split(dense[name], 2)[rank.tensor]
-
-    def columns(name: str) -> Array:
-        return np.split(dense[name], 2, axis=1)[rank.tensor]
-
-    found: dict[str, Array] = {}
-    if rank.pipeline == 0:
-        found["embedding.word_embeddings.weight"] = rows("model.embed_tokens.weight")
-    for own in range(2):
-        at, canonical = f"decoder.layers.{own}", f"model.layers.{2 * rank.pipeline + own}"
-        q, k, v = (dense[f"{canonical}.self_attn.{each}_proj.weight"].reshape(GROUPS, -1, HIDDEN) for each in "qkv")
-        fused = np.concatenate([q, k, v], axis=1).reshape(-1, HIDDEN)
-        gate_up = [rows(f"{canonical}.mlp.{each}_proj.weight") for each in ("gate", "up")]
-        found |= {
-            f"{at}.self_attention.linear_qkv.layer_norm_weight": dense[f"{canonical}.input_layernorm.weight"],
-            f"{at}.self_attention.linear_qkv.weight": np.split(fused, 2)[rank.tensor],
-            f"{at}.self_attention.linear_proj.weight": columns(f"{canonical}.self_attn.o_proj.weight"),
-            f"{at}.mlp.linear_fc1.layer_norm_weight": dense[f"{canonical}.post_attention_layernorm.weight"],
-            f"{at}.mlp.linear_fc1.weight": np.concatenate(gate_up),
-            f"{at}.mlp.linear_fc2.weight": columns(f"{canonical}.mlp.down_proj.weight"),
-        }
-    if rank.pipeline == 1:
-        found["decoder.final_layernorm.weight"] = dense["model.norm.weight"]
-        found["output_layer.weight"] = rows("lm_head.weight")
-    return found
-
-
 def test_shards_cut_by_numpy_are_the_dense_model(tmp_path: Path) -> None:
-    random = np.random.default_rng(0)
-    dense = {name: random.integers(0, 1 << 16, shape, np.uint16) for name, shape in LLAMA.shapes.items()}
-    sizes = Sizes(tensor=2, pipeline=2)
-    for rank in sizes.ranks():
-        file = tmp_path / f"mp_rank_{rank.tensor:02}_{rank.pipeline:03}" / "model.safetensors"
-        file.parent.mkdir()
-        local = cut_llama(dense, rank)
-        file.write_bytes(shard_bytes({name: ("BF16", each.shape, each.tobytes()) for name, each in local.items()}))
-    laid = lay(open_shards(tmp_path), megatron_layout(LLAMA.config, LLAMA.forms, sizes), None)
+    dense = dense_llama()
+    layout = megatron_layout(LLAMA.config, LLAMA.forms, Sizes(tensor=2, pipeline=2))
+    laid = lay(open_shards(write_ranks(tmp_path, dense)), layout, None)
     with laid.reader() as reader:
         for tensor in laid.tensors:
             found = bytearray(tensor.bytes)

@@ -13,6 +13,7 @@ from hypothesis import given, strategies as st
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
+from box_cases import boxes, places
 from dcr_cli.checkpoint.checkpoint import open_checkpoint
 from dcr_cli.checkpoint.header import DTYPES
 from dcr_cli.errors import DamagedError, DcrError, NotFoundError, UnsupportedError, UsageError
@@ -23,7 +24,6 @@ from dcr_cli.layout.layout import KEEP, ZERO, Form, Layout, Placement
 from dcr_cli.layout.loader import ONLY_FILE, Loader, find_loader
 from dcr_cli.layout.probe import probe
 from strategies import tensor_of, write_checkpoint
-from test_layout_box import boxes, places
 
 Arrays = dict[str, NDArray[Any]]
 Program = Callable[[Arrays], Mapping[str, Any]]

@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from box_cases import places
 from dcr_cli.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from dcr_cli.layout.box import Box, whole_box
 from dcr_cli.layout.laid import lay
@@ -36,7 +37,6 @@ from dcr_cli.layout.probe import probe
 from dcr_cli.layout.shards import open_shards
 from dcr_cli.layout.vllm import sharded_state_layout
 from strategies import shard_bytes
-from test_layout_box import places
 
 RANKS = 2
 PYTHON = os.environ.get("DCR_TEST_VLLM")
