@@ -431,6 +431,7 @@ def test_verify_without_a_record_is_not_found(run: Run, tiny_pair: tuple[Path, P
         (["apply", "a", "b", "--xyz"], "no such option: --xyz", "dcr apply --help"),
         (["help"], "no such command 'help'", "dcr --help lists the commands"),
         (["deploy", "a"], "no such command 'deploy'", "dcr --help lists the commands"),
+        (["layout", "megatron", "a", "--tensor", "2"], "no such option: --tensor", "perhaps --tensors is meant"),
         (["veryfi", "a"], "no such command 'veryfi'", "perhaps verify is meant"),
         (["show", "\x1b[31mred\n", "b"], "unexpected extra argument", ""),
         (["layout"], "layout: a command is missing", "dcr layout --help"),

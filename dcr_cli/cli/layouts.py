@@ -183,7 +183,8 @@ def _stored(given: Sequence[str]) -> dict[str, str]:
         pattern, equals, dtype = text.rpartition("=")
         key = pattern if equals else "*"
         if not key or not dtype or key in found:
-            raise UsageError("--stored", f"[PATTERN=]DTYPE expected, each pattern once, found {shown(text)}")
+            facts = f"[PATTERN=]DTYPE expected, each pattern once, found {shown(text)}"
+            raise UsageError("--stored", facts, hint="such as --stored F32, or --stored '*norm*=BF16'")
         found[key] = dtype
     return found
 

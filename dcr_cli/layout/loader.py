@@ -99,7 +99,8 @@ def find_loader(name: str) -> Loader:
     none, UnsupportedError if its module fails."""
     module_name, colon, function_name = name.partition(":")
     if not (colon and module_name and function_name):
-        raise UsageError("loader", f"{shown(name)} is not of the form module:function")
+        facts = f"{shown(name)} is not of the form module:function"
+        raise UsageError("loader", facts, hint="such as package.module:load, which loads a folder's checkpoint")
     try:
         found: Any = importlib.import_module(module_name)
         for part in function_name.split("."):
@@ -111,7 +112,8 @@ def find_loader(name: str) -> Loader:
         facts = f"its module failed: {type(error).__name__}: {error}"
         raise UnsupportedError(f"loader {name}", facts, hint="import it alone") from error
     if not callable(found):
-        raise UsageError("loader", f"{shown(name)} is {_kind(found)}, not a function")
+        facts = f"{shown(name)} is {_kind(found)}, not a function"
+        raise UsageError("loader", facts, hint="name a function that loads the checkpoint of a folder")
     return Loader(name, found)
 
 

@@ -50,7 +50,7 @@ def read_config(config: Mapping[str, Any], ranks: int) -> Model:
         raise DamagedError("config.json", "tie_word_embeddings is neither true nor false")
     if ranks < 1 or heads % ranks or (key_value_heads % ranks and ranks % key_value_heads):
         facts = f"{heads} heads, {key_value_heads} of keys and values, cannot be divided among {ranks} ranks"
-        raise UsageError("tensor parallel size", facts)
+        raise UsageError("tensor parallel size", facts, hint="it is the number of ranks that have saved the files")
     return Model(key_value_heads, is_tied, ranks)
 
 

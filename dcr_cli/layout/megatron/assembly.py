@@ -82,7 +82,8 @@ def _stored(found: Iterable[Local], model: Mapping[str, Form], chosen: Mapping[s
             dtype = next((dtype for pattern, dtype in chosen.items() if fnmatchcase(name, pattern)), None)
             dtype = dtype or local.entry.stored or form.dtype
             if dtype not in DTYPES:
-                raise UsageError(f"dtype {shown(dtype)}", f"is none of {', '.join(DTYPES)}")
+                facts = f"is none of {', '.join(DTYPES)}"
+                raise UsageError(f"dtype {shown(dtype)}", facts, hint="F32, where shards hold masters")
             if DTYPES[form.dtype].is_packed or DTYPES[dtype].is_packed:
                 facts = f"is {form.dtype}, in shards {dtype}, and elements that share bytes cannot be divided"
                 raise UnsupportedError(f"tensor {shown(name)}", facts)

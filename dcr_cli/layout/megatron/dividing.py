@@ -16,7 +16,7 @@ from dcr_cli.layout.layout import KEEP, ZERO, Form, LocalTensor, Placement
 from dcr_cli.layout.megatron.entries import EXPERT, LAYER, MTP, Entry
 from dcr_cli.layout.megatron.mappings import Mapping, Part, Shape
 from dcr_cli.layout.megatron.matching import EMBEDDING, Local
-from dcr_cli.layout.megatron.ranks import Chunk, Rank, Sizes
+from dcr_cli.layout.megatron.ranks import SIZES_OF_TRAINER, Chunk, Rank, Sizes
 from dcr_cli.layout.megatron.views import seen
 
 # How local tensors are called where norms are modules of their own, by the ends of their names where they are not.
@@ -77,7 +77,8 @@ class Divider:
         count = max((local.expert + 1 for local in found if local.expert is not None), default=0)
         experts, left = divmod(count, self._sizes.expert)
         if left:
-            raise UsageError("size expert", f"{count} experts cannot be divided by {self._sizes.expert} ranks")
+            facts = f"{count} experts cannot be divided by {self._sizes.expert} ranks"
+            raise UsageError("size expert", facts, hint=SIZES_OF_TRAINER)
         of_ranks: dict[tuple[int, int], list[_Placed]] = {}
         for placed in sorted(self._placed(found), key=lambda each: each[:2]):
             pipeline, expert = self._chunks[placed.chunk].pipeline, placed.local.expert
@@ -142,5 +143,5 @@ class Divider:
             part = self._known[key] = mapping(shapes, number, size)
         except ValueError as error:
             what = f"tensor {shown(local.names[0])}"
-            raise UsageError(what, str(error), hint="are these the parallel sizes of the trainer?") from error
+            raise UsageError(what, str(error), hint=SIZES_OF_TRAINER) from error
         return part

@@ -13,6 +13,9 @@ from dcr_cli.checkpoint.parts import SHARD_SUFFIX
 from dcr_cli.errors import UsageError
 
 FILE = "model.safetensors"
+# The hint for sizes that cannot be.
+SIZES_OF_TRAINER = "are these the parallel sizes of the trainer?"
+_LAYERS = "one number of layers for each stage, in the order of the model"
 
 
 class Rank(NamedTuple):
@@ -50,17 +53,19 @@ class Sizes:
 
     def __post_init__(self) -> None:
         if self.virtual > 1 and self.pipeline == 1:
-            raise UsageError("size virtual", f"is {self.virtual}, but there is one pipeline stage alone")
+            facts = f"is {self.virtual}, but there is one pipeline stage alone"
+            raise UsageError("size virtual", facts, hint="leave it out, or say how many pipeline stages there are")
         for field in fields(self):
             value = getattr(self, field.name)
             if type(value) is int and value < 1:
-                raise UsageError(f"size {field.name}", f"is {value}, must be 1 or more")
+                raise UsageError(f"size {field.name}", f"is {value}, must be 1 or more", hint=SIZES_OF_TRAINER)
         if self.layers is not None:
             if len(self.layers) != self.stages:
                 facts = f"names the layers of {len(self.layers)} stages, there are {self.stages}"
-                raise UsageError("size layers", facts)
+                raise UsageError("size layers", facts, hint=_LAYERS)
             if any(count < 0 for count in self.layers):
-                raise UsageError("size layers", f"is {list(self.layers)}, but no stage has less than 0 layers")
+                facts = f"is {list(self.layers)}, but no stage has less than 0 layers"
+                raise UsageError("size layers", facts, hint=_LAYERS)
 
     @property
     def stages(self) -> int:
@@ -87,7 +92,8 @@ class Sizes:
                 raise UsageError("size pipeline", facts, hint="say how many layers each stage has")
             counts = (each,) * self.stages
         if sum(counts) != layers:
-            raise UsageError("size layers", f"is {list(counts)}, {sum(counts)} layers together, the model has {layers}")
+            facts = f"is {list(counts)}, {sum(counts)} layers together, the model has {layers}"
+            raise UsageError("size layers", facts, hint=_LAYERS)
         ends = accumulate(counts)
         return [
             Chunk(number % self.pipeline, number // self.pipeline, range(end - count, end))
@@ -104,20 +110,21 @@ class Sizes:
         """
         if pattern is None:
             pattern = self._pattern()
+        what, hint = f"path {shown(pattern)}", f"such as {self._pattern()}"
         found: dict[Rank, str] = {}
         for rank in self.ranks():
             try:
                 path = pattern.format(**rank._asdict())
             except (LookupError, ValueError, AttributeError) as error:
                 known = ", ".join(f"{{{name}}}" for name in Rank._fields)
-                raise UsageError(f"path {shown(pattern)}", f"is no pattern of fields {known}") from error
+                raise UsageError(what, f"is no pattern of fields {known}", hint=hint) from error
             if (fault := path_fault(path)) is not None:
-                raise UsageError(f"path {shown(pattern)}", f"unsafe name {shown(path)}: {fault}")
+                raise UsageError(what, f"unsafe name {shown(path)}: {fault}", hint=hint)
             if not path.endswith(SHARD_SUFFIX):
-                raise UsageError(f"path {shown(pattern)}", f"does not end with {SHARD_SUFFIX}")
+                raise UsageError(what, f"does not end with {SHARD_SUFFIX}", hint=hint)
             found[rank] = path
         if len(set(found.values())) != len(found):
-            raise UsageError(f"path {shown(pattern)}", "names one file for several ranks")
+            raise UsageError(what, "names one file for several ranks", hint=hint)
         return found
 
     def _pattern(self) -> str:
