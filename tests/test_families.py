@@ -14,7 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 from commands import Ran, Run, is_failure
-from dcr_cli import megatron_layout, probe_layout, vllm_layout
+from dcr_cli import apply, diff, megatron_layout, probe_layout, verify, vllm_layout
 from dcr_cli.errors import LocalError
 from dcr_cli.layout.document import decode_layout, encode_layout, read_layout
 from dcr_cli.layout.megatron.assembly import Options, megatron_layout as make_megatron
@@ -198,6 +198,16 @@ def test_the_library_makes_what_the_command_makes(run: Run, base: Path, tmp_path
     assert run("layout", "show", tmp_path / "one.json", "--json").json["boxes"] == result.boxes
 
 
+def test_a_tied_output_layer_that_the_model_has_is_the_embedding(run: Run, tmp_path: Path) -> None:
+    dense = dense_llama()
+    dense["lm_head.weight"] = dense["model.embed_tokens.weight"]
+    base = write_dense(tmp_path / "base", dense, {**LLAMA.config, "tie_word_embeddings": True})
+    ranks, layout = write_megatron(tmp_path / "ranks", dense), tmp_path / "layout.json"
+    assert run("layout", "megatron", base, "--tp", 2, "--pp", 2, "-o", layout, "-q").code == 0
+    assert run("layout", "check", layout, ranks, "--base", base, "--deep", "-q").code == 0
+    assert run("diff", base, ranks, "--layout", layout, "--exit-code", "-q").code == 0
+
+
 def test_ranks_that_do_not_agree_are_told(run: Run, base: Path, tmp_path: Path) -> None:
     megatron_layout(base, tensor=2, pipeline=2, output=tmp_path / "layout.json")
     ranks = write_megatron(tmp_path / "ranks", dense_llama())
@@ -344,7 +354,7 @@ def test_bad_values_are_told(options: str, message: str, hint: str, run: Run, ba
 
 # The files that vLLM saves.
 
-DENSE, TIED, *_ = MODELS_OF_VLLM = CASES[0], CASES[4], CASES[6], CASES[7]
+DENSE, TIED, *_, WITH_HEAD = MODELS_OF_VLLM = CASES[0], CASES[4], CASES[6], CASES[7], CASES[8]
 
 
 def write_case(root: Path, case: Case) -> None:
@@ -360,7 +370,7 @@ def write_case(root: Path, case: Case) -> None:
 
 
 @pytest.mark.parametrize("mode", ["replace", "in-place"])
-@pytest.mark.parametrize("case", MODELS_OF_VLLM, ids=lambda case: case.family)
+@pytest.mark.parametrize("case", MODELS_OF_VLLM, ids=lambda case: f"{case.family}{'-head' * case.has_head}")
 def test_files_of_vllm_are_patched(case: Case, mode: str, run: Run, tmp_path: Path) -> None:
     """Dense models, of experts, and tied ones; buffers and paddings stay."""
     root, layout, delta = tmp_path / "case", tmp_path / "layout.json", tmp_path / "delta"
@@ -377,6 +387,47 @@ def test_files_of_vllm_are_patched(case: Case, mode: str, run: Run, tmp_path: Pa
     assert run("verify", ranks, "--against", root / "target", "-q").code == 0
     assert run("verify", ranks, "--delta", delta, "-q").code == 0
     assert run("verify", ranks, "--against", root / "base", "-q").code == 1
+
+
+@pytest.mark.parametrize("mode", ["replace", "in-place"])
+def test_many_changes_of_tied_tensors_are_placed_once(mode: str, tmp_path: Path) -> None:
+    root, layout = tmp_path / "case", tmp_path / "layout.json"
+    write_case(root, WITH_HEAD)
+    vllm_layout(root / "base", root / "ranks-0", tensor=2, output=layout)
+    dense = canonical(WITH_HEAD)
+    embeddings = dense["model.embed_tokens.weight"]
+    embeddings ^= (np.random.default_rng(0).random(embeddings.shape) < 0.6).astype("<u2") * 0x0101
+    dense["lm_head.weight"] = embeddings
+    diff(root / "base", write_dense(root / "new", dense, WITH_HEAD.config), tmp_path / "delta", encoding="gap")
+    apply(tmp_path / "delta", root / "ranks-0", mode=mode, layout=layout)
+    assert verify(root / "ranks-0", against=root / "new").matches
+    expected = write_vllm(root / "expected", [held(WITH_HEAD, dense, rank, padding=0x1234) for rank in (0, 1)])
+    shutil.copy(root / "new/config.json", expected)
+    assert tree(root / "ranks-0") == tree(expected)
+
+
+def test_tied_tensors_come_from_a_remote_and_do_not_part(run: Run, tmp_path: Path) -> None:
+    """The checkpoint has an output layer, which ranks have tied; where it is another one they cannot follow."""
+    root, layout, remote = tmp_path / "case", tmp_path / "layout.json", tmp_path / "remote"
+    write_case(root, WITH_HEAD)
+    ranks = root / "ranks-0"
+    assert run("layout", "vllm-sharded-state", root / "base", ranks, "--tp", 2, "-o", layout, "-q").code == 0
+    for version in ("base", "target"):
+        assert run("push", root / version, remote, "-q").code == 0
+    assert run("pull", remote, ranks, "--layout", layout, "-q").code == 0
+    assert tree(ranks) == tree(root / "ranks-1")
+    assert run("verify", ranks, "--remote", remote, "-q").code == run("verify", ranks, "-q").code == 0
+    parted = canonical(WITH_HEAD, 1)
+    parted["lm_head.weight"][3, 4] ^= 1
+    write_dense(root / "parted", parted, WITH_HEAD.config)
+    assert run("push", root / "parted", remote, "-q").code == 0
+    message = "lm_head.weight and model.embed_tokens.weight, which are one tensor here, differ in the target"
+    for options in ((), ("--in-place",)):
+        assert is_failure(run("pull", remote, ranks, *options), 8, message, "export the receiver's folder again")
+    assert tree(ranks) == tree(root / "ranks-1") and run("verify", ranks, "-q").code == 0
+    # Nor can they be what they are not at the start.
+    assert run("diff", root / "parted", root / "base", "-o", tmp_path / "back", "-q").code == 0
+    assert is_failure(run("apply", tmp_path / "back", ranks), 5, "is not the base of this delta")
 
 
 def test_the_options_of_files_of_vllm(run: Run, tmp_path: Path) -> None:

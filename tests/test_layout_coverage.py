@@ -11,8 +11,16 @@ from hypothesis import given, strategies as st
 from dcr_cli.errors import DamagedError
 from dcr_cli.layout import coverage
 from dcr_cli.layout.box import Box, slice_box, whole_box
-from dcr_cli.layout.coverage import Coverage, GapError, OverlapError, Owners, find_owners
-from dcr_cli.layout.layout import Form, Layout, Placed
+from dcr_cli.layout.coverage import (
+    Coverage,
+    GapError,
+    OverlapError,
+    Owners,
+    check_locals,
+    find_owners,
+    tied_tensors,
+)
+from dcr_cli.layout.layout import Form, Layout, LocalTensor, Placed, Placement
 
 
 def elements_of(box: Box, elements: int) -> np.ndarray:
@@ -206,3 +214,43 @@ def test_tensors_that_lie_alike_are_looked_at_once(monkeypatch: pytest.MonkeyPat
     for layer in range(5):
         assert looked.owners_of(f"layers.{layer}", Form("BF16", (4, 6)), placed) == Owners((0, 1), ())
     assert calls == [24]
+
+
+# Tensors that lie in one place
+
+
+def two_shards(*tensors: tuple[str, tuple[Box, Box]]) -> Layout:
+    """A layout of two shards, which each have a part of every tensor in one local tensor."""
+    forms = {name: Form("BF16", (4, 6)) for name, _ in tensors}
+    placements = [tuple(Placement(name, boxes[at]) for name, boxes in tensors) for at in (0, 1)]
+    local = Form("BF16", (2, 6))
+    shards = {f"{at}.safetensors": {"local": LocalTensor(local, each)} for at, each in enumerate(placements)}
+    return Layout("two shards", forms, shards)
+
+
+def halves() -> tuple[Box, Box]:
+    first, second = (slice_box([4, 6], [at, 0], [2, 6]) for at in (0, 2))
+    return first, second
+
+
+def test_tensors_whose_boxes_are_all_the_same_are_tied() -> None:
+    layout = two_shards(("embed", halves()), ("head", halves()), ("third", halves()))
+    assert tied_tensors(layout) == {"head": "embed", "third": "embed"}
+    check_locals(layout)
+
+
+@pytest.mark.parametrize("other", [halves()[::-1], (halves()[0], slice_box([4, 6], [2, 0], [1, 6]))])
+def test_tensors_some_of_whose_boxes_differ_are_not(other: tuple[Box, Box]) -> None:
+    layout = two_shards(("embed", halves()), ("head", other))
+    assert tied_tensors(layout) == {}
+    with pytest.raises(DamagedError, match=r"local of 0.safetensors: element \[0, 0\] is in two boxes"):
+        check_locals(layout)
+
+
+def test_a_tensor_twice_in_one_place_is_not_tied_to_itself() -> None:
+    with pytest.raises(DamagedError, match="is in two boxes"):
+        check_locals(two_shards(("embed", halves()), ("embed", halves())))
+
+
+def test_tensors_without_elements_are_not_tied() -> None:
+    assert tied_tensors(Layout("empty", {"a": Form("BF16", (0,)), "b": Form("BF16", (0,))}, {})) == {}

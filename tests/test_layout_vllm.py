@@ -12,13 +12,14 @@ import pytest
 from box_cases import places
 from dcr_cli.checkpoint.checkpoint import open_checkpoint
 from dcr_cli.errors import DamagedError, DcrError, UnsupportedError, UsageError
+from dcr_cli.layout.coverage import tied_tensors
 from dcr_cli.layout.laid import lay
 from dcr_cli.layout.layout import KEEP, ZERO, Form, Layout
 from dcr_cli.layout.opening import forms_of
 from dcr_cli.layout.shards import open_shards
 from dcr_cli.layout.vllm import sharded_state_layout
 from strategies import write_checkpoint
-from vllm_models import CASES, IDS, Arrays, Case, canonical, held, write_ranks
+from vllm_models import CASES, IDS, VOCABULARY, Arrays, Case, canonical, held, write_ranks
 
 
 def write_case(tmp_path: Path, case: Case, change: Callable[[list[Arrays]], None] = lambda ranks: None) -> list[Arrays]:
@@ -54,6 +55,7 @@ def test_what_ranks_hold_is_made_of_the_checkpoint(tmp_path: Path, case: Case) -
     ranks = write_case(tmp_path, case)
     base = canonical(case)
     layout = layout_of(tmp_path, case)
+    tied = tied_tensors(layout)
     seen = set()
     for rank, name, tensor in tensors_of(layout):
         if name.endswith("_scale"):
@@ -65,7 +67,7 @@ def test_what_ranks_hold_is_made_of_the_checkpoint(tmp_path: Path, case: Case) -
             flat = base[placement.tensor].reshape(-1)
             for there, here in places(placement.box).items():
                 made[here] = flat[there]
-            covered += placement.box.elements
+            covered += placement.box.elements if placement.tensor not in tied else 0
         expected = ranks[rank][name]
         assert made.reshape(tensor.form.shape).tolist() == expected.tolist(), name
         assert tensor.fill == (KEEP if covered == expected.size else ZERO)
@@ -84,10 +86,21 @@ def test_what_no_rank_holds_is_skipped(tmp_path: Path) -> None:
     write_case(tmp_path, case)
     forms = dict(forms_of(open_checkpoint(tmp_path / "base")))
     inverse = "model.layers.0.self_attn.rotary_emb.inv_freq"
-    forms |= {"lm_head.weight": forms["model.embed_tokens.weight"], inverse: Form("F32", (2,))}
+    forms[inverse] = Form("F32", (2,))
     shards = open_shards(tmp_path / "ranks")
     layout = sharded_state_layout(case.config, forms, shards, tensor_parallel=2)
-    assert layout.skipped == {"lm_head.weight", inverse}
+    assert layout.skipped == {inverse}
+
+
+def test_a_tied_head_that_the_checkpoint_has_is_the_embeddings(tmp_path: Path) -> None:
+    case = CASES[-1]
+    write_case(tmp_path, case)
+    layout = layout_of(tmp_path, case)
+    assert tied_tensors(layout) == {"model.embed_tokens.weight": "lm_head.weight"}
+    forms = dict(forms_of(open_checkpoint(tmp_path / "base")))
+    forms["lm_head.weight"] = Form("BF16", (VOCABULARY - 1, 12))
+    with pytest.raises(DamagedError, match=r"lm_head.weight: is BF16 \[69, 12\], but tied to .*BF16 \[70, 12\]"):
+        sharded_state_layout(case.config, forms, open_shards(tmp_path / "ranks"), tensor_parallel=2)
 
 
 def test_tied_embeddings_under_both_names(tmp_path: Path) -> None:
@@ -100,10 +113,19 @@ def test_tied_embeddings_under_both_names(tmp_path: Path) -> None:
     assert tensors[0, "lm_head.weight"] == tensors[0, "model.embed_tokens.weight"]
 
 
-def test_a_head_that_is_not_tied_is_no_replica(tmp_path: Path) -> None:
+def test_a_head_beside_the_embeddings_is_not_tied(tmp_path: Path) -> None:
+    """Whatever the config says: vLLM takes the one that the checkpoint has."""
     write_case(tmp_path, CASES[0])
-    layout = layout_of(tmp_path, CASES[0], tie_word_embeddings=True)
-    laid = lay(open_shards(tmp_path / "ranks"), layout, open_checkpoint(tmp_path / "base"))
+    assert layout_of(tmp_path, CASES[0], tie_word_embeddings=True).shards == layout_of(tmp_path, CASES[0]).shards
+
+
+def test_a_head_that_the_checkpoint_lacks_is_a_replica(tmp_path: Path) -> None:
+    write_case(tmp_path, CASES[0])
+    forms = dict(forms_of(open_checkpoint(tmp_path / "base")))
+    del forms["lm_head.weight"]
+    config = {**CASES[0].config, "tie_word_embeddings": True}
+    shards = open_shards(tmp_path / "ranks")
+    laid = lay(shards, sharded_state_layout(config, forms, shards, tensor_parallel=2), None)
     tensor = laid.by_name["model.embed_tokens.weight"]
     with laid.reader() as reader, pytest.raises(DamagedError, match=r"lm_head\.weight"):
         reader.read_into(tensor, 0, bytearray(tensor.bytes))

@@ -20,13 +20,15 @@ ROWS = 128  # Of the vocabulary, padded.
 
 @dataclass(frozen=True)
 class Case:
-    """A model, and how many ranks have it."""
+    """A model, and how many ranks have it. `has_head`: it is tied, and the checkpoint has the output layer all the
+    same."""
 
     family: str
     ranks: int
     heads: int = 4
     key_value_heads: int = 2
     is_tied: bool = False
+    has_head: bool = False
     has_biases: bool = False
     has_norms: bool = False
 
@@ -49,8 +51,9 @@ CASES = [
     Case("qwen3_moe", 2, has_norms=True),
     Case("qwen2_moe", 4, has_biases=True),
     Case("mixtral", 2),
+    Case("llama", 2, is_tied=True, has_head=True),
 ]
-IDS = [f"{case.family}-{case.ranks}-{case.key_value_heads}" for case in CASES]
+IDS = [f"{case.family}-{case.ranks}-{case.key_value_heads}{'-head' if case.has_head else ''}" for case in CASES]
 EXPERTS = {"qwen3_moe": ("mlp", "gate_proj", "up_proj", "down_proj"), "mixtral": ("block_sparse_moe", "w1", "w3", "w2")}
 EXPERTS["qwen2_moe"] = EXPERTS["qwen3_moe"]
 
@@ -95,6 +98,8 @@ def canonical(case: Case, version: int = 0) -> Arrays:
         arrays[name] = random.permutation(1 << 16)[: np.prod(shape)].astype("<u2").reshape(shape)
         for _ in range(version):
             arrays[name] ^= (random.random(shape) < 0.1).astype("<u2")
+    if case.has_head:
+        arrays["lm_head.weight"] = arrays["model.embed_tokens.weight"].copy()
     return arrays
 
 

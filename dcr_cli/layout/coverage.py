@@ -203,12 +203,26 @@ class Coverage:
             raise DamagedError(what, f"has shape {list(form.shape)}, but {error}") from error
 
 
+def tied_tensors(layout: Layout) -> dict[str, str]:
+    """The tensors that lie in just the places of one before them, as an output layer that is tied to an embedding: by
+    name, that one. They are the same elements, and can only change together."""
+    first: dict[tuple[Placed, ...], str] = {}
+    found = {}
+    for name, placed in layout.placed().items():
+        one = first.setdefault(tuple(placed), name) if placed else name
+        if one != name:
+            found[name] = one
+    return found
+
+
 def check_locals(layout: Layout) -> None:
-    """Raise DamagedError if an element of a local tensor is in two boxes: it could not hold both."""
+    """Raise DamagedError if an element of a local tensor is in two boxes, but of tensors that are tied: it could not
+    hold both."""
+    tied = tied_tensors(layout)
     known: set[tuple[Box, ...]] = set()
     for path, tensors in layout.shards.items():
         for name, tensor in tensors.items():
-            boxes = tuple(placement.box for placement in tensor.placements)
+            boxes = tuple(placement.box for placement in tensor.placements if placement.tensor not in tied)
             if len(boxes) < 2 or boxes in known:
                 continue
             element = _first_shared([box.inverse() for box in boxes])

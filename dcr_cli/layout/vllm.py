@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from dcr_cli.checkpoint.names import listed, shown
@@ -38,7 +39,7 @@ def sharded_state_layout(
     UnsupportedError for a model of another family, or files of another way to be parallel; DamagedError where a tensor
     that a rank should have is not there, or has another form. Nothing on either side is left out in silence.
     """
-    model = read_config(config, tensor_parallel)
+    model = _as_in_files(read_config(config, tensor_parallel), forms, shards)
     ranks, skipped = rank_tensors(forms, model)
     rank_of = {path: _rank_of(path, str(shards.root / path), model) for path in shards.shards}
     missing = [set(tensors) for tensors in ranks]
@@ -51,6 +52,13 @@ def sharded_state_layout(
             facts = f"rank {rank} of {tensor_parallel} lacks tensors: {listed(sorted(names))}"
             raise DamagedError(str(shards.root), facts, hint=_OTHERS_FILES)
     return Layout(f"sharded_state layout of {shards.root}", forms, found, skipped)
+
+
+def _as_in_files(model: Model, forms: Mapping[str, Form], shards: RankShards) -> Model:
+    """vLLM unties an output layer that the checkpoint has of its own, and ties it again where it is the same."""
+    both = {EMBEDDINGS, HEAD}
+    is_apart = both <= forms.keys() and both <= {name for path in shards.shards for name in shards.tensors(path)}
+    return replace(model, is_tied=False) if is_apart else model
 
 
 def _rank_of(path: str, what: str, model: Model) -> int:

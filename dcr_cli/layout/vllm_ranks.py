@@ -101,16 +101,37 @@ def rank_tensors(forms: Mapping[str, Form], model: Model) -> tuple[list[dict[str
         {local: _local_tensor(each, forms, model, rank) for local, each in pieces.items()}
         for rank in range(model.ranks)
     ]
+    if _has_tied_head(forms, model):
+        for tensors in ranks:
+            tensors[EMBEDDINGS] = _with_head(tensors[EMBEDDINGS])
     return ranks, skipped
+
+
+def _has_tied_head(forms: Mapping[str, Form], model: Model) -> bool:
+    """Whether the checkpoint has an output layer that ranks have tied to the embeddings. DamagedError where that
+    cannot be."""
+    is_there = model.is_tied and HEAD in forms and EMBEDDINGS in forms
+    if is_there and forms[HEAD] != forms[EMBEDDINGS]:
+        facts = f"is {forms[HEAD]}, but tied to {shown(EMBEDDINGS)}, {forms[EMBEDDINGS]}"
+        raise DamagedError(f"base: tensor {shown(HEAD)}", facts)
+    return is_there
+
+
+def _with_head(embeddings: LocalTensor) -> LocalTensor:
+    """The embeddings, which are the output layer too."""
+    head = tuple(Placement(HEAD, placement.box) for placement in embeddings.placements)
+    return replace(embeddings, placements=(*embeddings.placements, *head))
 
 
 def _pieces(forms: Mapping[str, Form], model: Model) -> tuple[dict[str, list[_Piece]], frozenset[str]]:
     """Of what the local tensors are made, in order, and which canonical tensors are in none."""
     found: dict[str, list[_Piece]] = {}
     skipped = set()
+    has_tied_head = _has_tied_head(forms, model)
     for name in forms:
-        if _LEFT_OUT.fullmatch(name) or (model.is_tied and name == HEAD):
+        if _LEFT_OUT.fullmatch(name):
             skipped.add(name)
+        if name in skipped or (has_tied_head and name == HEAD):
             continue
         local, piece = _piece(name)
         found.setdefault(local, []).append(piece)

@@ -29,7 +29,7 @@ from dcr_cli.layout.gather import ReadsPaths
 from dcr_cli.receiver.base import Base
 from dcr_cli.receiver.file_plan import check_files
 from dcr_cli.receiver.laid.files import LaidFiles
-from dcr_cli.receiver.laid.plan import make_laid_plan
+from dcr_cli.receiver.laid.plan import check_tied, make_laid_plan
 from dcr_cli.receiver.passes.digests import Digests
 from dcr_cli.receiver.passes.passes import run_pass
 from dcr_cli.receiver.passes.tasks import ShardWork, Source
@@ -124,7 +124,9 @@ class Job:
         if self.base.laid is not None:
             for manifest in (chain.first, chain.manifest):
                 check_files(self.base, manifest, self.what)
-            return make_laid_plan(self.base, self.base.laid, chain.manifest, rows, in_place=in_place)
+            plan = make_laid_plan(self.base, self.base.laid, chain.manifest, rows, in_place=in_place)
+            check_tied(self.base.laid, rows, self.target.digests)
+            return plan
         if not is_exact:
             # The files that the first delta needs, and places for those that are there in the end.
             for manifest in (chain.first, chain.manifest):

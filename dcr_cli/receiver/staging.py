@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 
 from dcr_cli.durable import File, Folder, open_folder
 from dcr_cli.errors import DcrError
+from dcr_cli.layout.coverage import tied_tensors
 from dcr_cli.layout.gather import Sources
 from dcr_cli.layout.laid import LaidCheckpoint
 from dcr_cli.pool import run_all
@@ -176,7 +177,10 @@ def _stage_laid(
     with open_folder(job.root) as root:
         run_all(rewritten, lambda: _copy_to(root, place.create), job.target.jobs)
     numbers = {shard.path: number for number, shard in shards if shard.action is not Action.KEEP}
-    sources = {tensor: source for tensor, source in laid.sources.items() if isinstance(source, Sources)}
+    tied = tied_tensors(laid.layout)
+    sources = {
+        tensor: source for tensor, source in laid.sources.items() if isinstance(source, Sources) and tensor not in tied
+    }
     sink = ProjectingSink(laid.by_name, sources, numbers, journal)
     try:
         outcome = job.run(_laid_work(job, laid, sink), whole_base=whole_base, stage=name)

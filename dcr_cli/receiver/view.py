@@ -12,6 +12,7 @@ from pathlib import Path
 
 from dcr_cli.checkpoint.digest import object_digest
 from dcr_cli.checkpoint.in_progress import LAYOUT_NOTE
+from dcr_cli.checkpoint.names import listed
 from dcr_cli.durable import PRIVATE_FILE_MODE, Folder
 from dcr_cli.errors import UnsupportedError
 from dcr_cli.layout.coverage import check_locals
@@ -79,6 +80,6 @@ def check_patchable(layout: Layout) -> None:
         facts = "has rules: what a receiver has converted cannot be patched"
         raise UnsupportedError(layout.what, facts, hint="a layout of boxes alone is needed")
     if layout.skipped:
-        facts = f"leaves {len(layout.skipped)} tensors out, so that nobody can say what the receiver is at"
-        raise UnsupportedError(layout.what, facts)
+        facts = f"skips tensors, so that nobody can say what a receiver is at: {listed(sorted(layout.skipped))}"
+        raise UnsupportedError(layout.what, facts, hint="a layout that leads to all tensors is needed")
     check_locals(layout)

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-from dcr_cli.checkpoint.names import listed
+from dcr_cli.checkpoint.names import listed, shown
 from dcr_cli.delta.manifest import Manifest, TensorRow
 from dcr_cli.errors import UnsupportedError
+from dcr_cli.layout.coverage import tied_tensors
 from dcr_cli.layout.gather import Boxes, Sources
 from dcr_cli.layout.laid import LaidCheckpoint
 from dcr_cli.receiver.base import Base
@@ -18,6 +19,7 @@ from dcr_cli.receiver.file_plan import plan_files
 from dcr_cli.receiver.plan import Action, Component, NewShard, Place, Plan, journal_bytes
 
 _MAKE_ANEW = "make a layout for the new tensors, and export the receiver's folder again"
+_UNTIED = "export the receiver's folder again, with both of them, and make a layout of that"
 
 
 def make_laid_plan(
@@ -43,6 +45,15 @@ def make_laid_plan(
     written, removed = plan_files(base, manifest, is_exact=False)
     component = _component(shards, sum(_changed_bytes(laid, row) for row in changed))
     return Plan(False, False, shards, component, written, removed, (), laid_places(laid, rows))
+
+
+def check_tied(laid: LaidCheckpoint, rows: Sequence[TensorRow], digests: Sequence[bytes]) -> None:
+    """Raise UnsupportedError if tensors that lie in one place differ in the target, whose digests these are."""
+    target = {row.name: digest for row, digest in zip(rows, digests, strict=True)}
+    for name, one in tied_tensors(laid.layout).items():
+        if target.get(name) != target.get(one):
+            facts = f"{shown(one)} and {shown(name)}, which are one tensor here, differ in the target"
+            raise UnsupportedError(str(laid.root), facts, hint=_UNTIED)
 
 
 def laid_places(laid: LaidCheckpoint, rows: Sequence[TensorRow]) -> tuple[Place, ...]:

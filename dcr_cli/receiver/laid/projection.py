@@ -31,7 +31,8 @@ _PLACE_BYTES = 8
 class ProjectingSink:
     """Takes changes of the thought-of shard that `tensors` lie in, for any number of threads.
 
-    `sources` say where each tensor lies, `numbers` which files are meant by their paths; into other files nothing goes.
+    `sources` say where each tensor lies; one that they lack is tied to another, with which it changes. `numbers` say
+    which files are meant by their paths; into other files nothing goes.
     """
 
     def __init__(
@@ -103,12 +104,12 @@ class ProjectingSink:
 
     def _project(self, tensor: Tensor, positions: Indices, values: Values) -> Iterator[tuple[int, Indices, Values]]:
         """Where in which files some changes of a tensor go: the number of the file, bytes in it, and new values."""
-        if not len(positions):
+        sources = self._sources.get(tensor.name)
+        if sources is None or not len(positions):
             return
         width = tensor.dtype.width
         parts = width // values.itemsize
         elements, part = np.divmod(positions, parts) if parts > 1 else (positions, None)
-        sources = self._sources[tensor.name]
         low, high = int(elements.min()), int(elements.max()) + 1
         for boxes in (sources.owners, sources.replicas):
             for held in boxes.within(low, high):
