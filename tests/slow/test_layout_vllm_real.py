@@ -1,4 +1,5 @@
-r"""Layouts of vLLM's files and of transformers' loader, against what those programs themselves load and save.
+r"""Layouts of vLLM's files and of transformers' loader, against what those programs themselves load and save; and such
+files patched.
 
 vLLM needs an environment of its own, which DCR_TEST_VLLM names by its Python; on a processor that is, in a new one:
 
@@ -27,7 +28,9 @@ import numpy as np
 import pytest
 
 from box_cases import places
+from commands import Run
 from dcr_cli.checkpoint.checkpoint import Checkpoint, open_checkpoint
+from dcr_cli.checkpoint.parts import SIDECAR
 from dcr_cli.layout.box import Box, whole_box
 from dcr_cli.layout.laid import lay
 from dcr_cli.layout.layout import ZERO, Layout, Placement
@@ -128,6 +131,19 @@ def make_model(root: Path, name: str, seed: int) -> Checkpoint:
     return open_checkpoint(root)
 
 
+def make_later(root: Path, model: Checkpoint) -> Checkpoint:
+    """A model a step later: of every twentieth element another last bit."""
+    shutil.copytree(model.root, root)
+    random = np.random.default_rng(1)
+    for shard in model.shards:
+        path, begin = root / shard.path, len(shard.header.raw)
+        data = np.fromfile(path, np.uint8)
+        elements = data[begin:].view("<u2")
+        elements ^= (random.random(len(elements)) < 0.05).astype("<u2")
+        data.tofile(path)
+    return open_checkpoint(root)
+
+
 def read_config(model: Checkpoint) -> dict[str, Any]:
     config: dict[str, Any] = json.loads((model.root / "config.json").read_bytes())
     return config
@@ -186,6 +202,31 @@ def test_files_of_vllm(ranks: Ranks, tmp_path: Path, name: str) -> None:
     expected_state = contents(ranks.load(two.root))
     assert contents(written) == expected_state
     assert contents(ranks.load(two.root, written)) == expected_state
+
+
+@needs_vllm
+@pytest.mark.parametrize("mode", ["replace", "in-place"])
+@pytest.mark.parametrize("name", MODELS)
+def test_files_of_vllm_are_patched(ranks: Ranks, tmp_path: Path, run: Run, name: str, mode: str) -> None:
+    """A delta between two checkpoints makes of the files of one what vLLM makes of the other, and vLLM loads them."""
+    one = make_model(tmp_path / "one", name, 1)
+    two = make_later(tmp_path / "two", one)
+    receiver, layout, delta = tmp_path / "receiver", tmp_path / "layout.json", tmp_path / "delta"
+    shutil.copytree(ranks.load(one.root), receiver)
+    for sidecar in one.sidecars:
+        if sidecar.kind == SIDECAR:
+            shutil.copy(one.root / sidecar.path, receiver)
+    before = contents(receiver)
+    assert run("layout", "vllm-sharded-state", one.root, receiver, "--tp", RANKS, "-o", layout).code == 0
+    assert run("layout", "check", layout, receiver, "--base", one.root, "--deep").code == 0
+    assert run("diff", one.root, two.root, "-o", delta).code == 0
+    options = ["--in-place"] if mode == "in-place" else []
+    assert run("apply", delta, receiver, "--layout", layout, *options).code == 0
+    expected = contents(ranks.load(two.root))
+    assert contents(receiver) == expected != before
+    # The config is the checkpoint's: of a tied model whose own folder has lm_head.weight, vLLM thinks that it is not.
+    assert contents(ranks.load(two.root, receiver)) == expected
+    assert run("verify", receiver, "--against", two.root).code == 0
 
 
 @needs_vllm
