@@ -170,11 +170,48 @@ def test_very_many_boxes_are_not_compared_two_by_two(monkeypatch: pytest.MonkeyP
 
 
 def test_very_many_boxes_in_no_order_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coverage, "_MOST_TANGLED", 3)
-    first = [Box.make([(2, 10, 1)], at, 0) for at in range(2)]
-    second = [Box.make([(3, 5, 1)], at, 0) for at in range(2, 5)]
-    with pytest.raises(ValueError, match="more than 3 of its boxes"):
+    monkeypatch.setattr(coverage, "_MOST_PAIRS", 9)
+    first = [Box.make([(2, 10, 2)], at, at) for at in range(2)]
+    second = [Box.make([(3, 5, 10)], at, at) for at in range(2, 5)]
+    with pytest.raises(GapError):
+        find_owners(20, [*first, *second[:-1]])
+    with pytest.raises(ValueError, match="too many of its boxes lie in one another in no order"):
         find_owners(20, [*first, *second])
+    check_locals(here([box.inverse() for box in (*first, *second[:-1])]))
+    with pytest.raises(DamagedError, match="too many of its boxes lie in one another in no order"):
+        check_locals(here([box.inverse() for box in (*first, *second)]))
+
+
+# Local tensors
+
+
+def here(boxes: list[Box]) -> Layout:
+    """A layout of one local tensor of these boxes."""
+    placements = tuple(Placement("w", box) for box in boxes)
+    return Layout("the layout", {}, {"a": {"x": LocalTensor(Form("BF16", (1 << 20,)), placements)}})
+
+
+@given(st.lists(strided(), min_size=1, max_size=4))
+def test_a_local_element_in_two_boxes_is_found(given_boxes: list[Box]) -> None:
+    boxes = [box.inverse() for box in given_boxes]
+    counts = np.zeros(200, np.int64)
+    for box in boxes:
+        counts[box.inverse().find(np.arange(200))[0]] += 1
+    if counts.max() < 2:
+        check_locals(here(boxes))
+        return
+    with pytest.raises(DamagedError, match=r"x of a: element \d+ is in two boxes") as caught:
+        check_locals(here(boxes))
+    assert counts[int(str(caught.value).split("element ")[1].split()[0])] > 1
+
+
+def test_very_many_boxes_here_are_not_compared_two_by_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coverage, "meetings", None)
+    count = 3_000
+    columns = [Box.make([(3, 1, count)], 3 * at, at) for at in range(count)]
+    rows = [Box.make([(3, 1, 1)], 3 * at, 3 * at) for at in range(count)]
+    for boxes in (columns, rows):
+        check_locals(here(boxes))
 
 
 # What a layout's tensors are said to lack

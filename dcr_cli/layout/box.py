@@ -6,7 +6,6 @@ Whose elements they are, and where their bytes lie, is layout.py's and gather.py
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple, Self
 
@@ -40,8 +39,7 @@ class Rectangle(NamedTuple):
         return prod(self.counts)
 
 
-@dataclass(frozen=True, slots=True)
-class Box:
+class Box(NamedTuple):
     """Some elements of a canonical tensor and of a local one, which are the same ones.
 
     Element i of the box, one digit for each axis, is number `canonical` + sum(i * axis.canonical) of the one and number

@@ -19,8 +19,9 @@ from dcr_cli.layout.layout import Form, Layout, Placed
 
 # A gap is looked for in so many elements at a time.
 _AT_ONCE = 1 << 22
-# So many boxes that lie in one another in no order are compared two by two.
-_MOST_TANGLED = 1 << 10
+# Boxes that lie in one another in no order are compared two by two, in no more pairs than this.
+_MOST_PAIRS = 1 << 19
+_TANGLED = "too many of its boxes lie in one another in no order"
 
 Geometry = tuple[int, tuple[Box, ...]]
 
@@ -96,7 +97,11 @@ def _owners_of(boxes: Sequence[_Marked]) -> Iterator[_Marked]:
 def _owners_among(group: Sequence[_Marked]) -> list[_Marked]:
     """As _owners_of, box by box, each compared with all owners before it."""
     owners: list[_Marked] = []
+    pairs = 0
     for each in sorted(group, key=lambda each: each.number):
+        pairs += len(owners)
+        if pairs > _MOST_PAIRS:
+            raise ValueError(_TANGLED)
         shared, first = 0, None
         for owner in owners:
             for meeting in meetings(owner.box, each.box):
@@ -105,8 +110,6 @@ def _owners_among(group: Sequence[_Marked]) -> list[_Marked]:
                     first = owner.number, meeting.canonical
         if first is None:
             owners.append(each)
-            if len(owners) > _MOST_TANGLED:
-                raise ValueError(f"more than {_MOST_TANGLED} of its boxes lie in one another in no order")
         elif shared < each.box.elements:
             raise OverlapError(first[0], each.number, first[1])
     return owners
@@ -217,7 +220,7 @@ def tied_tensors(layout: Layout) -> dict[str, str]:
 
 def check_locals(layout: Layout) -> None:
     """Raise DamagedError if an element of a local tensor is in two boxes, but of tensors that are tied: it could not
-    hold both."""
+    hold both; or where very many of these lie in one another in no order."""
     tied = tied_tensors(layout)
     known: set[tuple[Box, ...]] = set()
     for path, tensors in layout.shards.items():
@@ -225,18 +228,37 @@ def check_locals(layout: Layout) -> None:
             boxes = tuple(placement.box for placement in tensor.placements if placement.tensor not in tied)
             if len(boxes) < 2 or boxes in known:
                 continue
-            element = _first_shared([box.inverse() for box in boxes])
+            what = f"{layout.what}: {shown(name)} of {shown(path)}"
+            try:
+                element = _first_shared([_Marked(number, box.inverse()) for number, box in enumerate(boxes)])
+            except ValueError as error:
+                raise DamagedError(what, str(error)) from error
             if element is not None:
-                where = coordinate(element, tensor.form)
-                raise DamagedError(f"{layout.what}: {shown(name)} of {shown(path)}", f"element {where} is in two boxes")
+                raise DamagedError(what, f"element {coordinate(element, tensor.form)} is in two boxes")
             known.add(boxes)
 
 
-def _first_shared(boxes: Sequence[Box]) -> int | None:
+def _first_shared(boxes: Sequence[_Marked]) -> int | None:
     """An element of the canonical tensor that is in two of some boxes."""
+    for group in _groups(boxes):
+        step = _common_step(group)
+        if len(group) == 1:
+            continue
+        found = _first_shared(_one_step(group)) if step is not None else _first_met(group)
+        if found is not None:
+            return found
+    return None
+
+
+def _first_met(group: Sequence[_Marked]) -> int | None:
+    """As _first_shared, of boxes in order, each compared with those before it that have not ended."""
     open_boxes: list[Box] = []
-    for box in sorted(boxes, key=lambda box: box.canonical):
+    pairs = 0
+    for _, box in group:
         open_boxes = [other for other in open_boxes if other.canonical_end > box.canonical]
+        pairs += len(open_boxes)
+        if pairs > _MOST_PAIRS:
+            raise ValueError(_TANGLED)
         for other in open_boxes:
             for meeting in meetings(other, box):
                 return meeting.canonical

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple
 
@@ -172,7 +172,7 @@ def _local_tensor(pieces: Sequence[_Piece], forms: Mapping[str, Form], model: Mo
             raise UnsupportedError(what, facts, hint=PROBE)
         if prod(cut.shape):
             box = slice_box(form.shape, cut.starts, cut.shape)
-            placements.append(Placement(piece.tensor, replace(box, local=offset)))
+            placements.append(Placement(piece.tensor, box._replace(local=offset)))
         if cut.shape != cut.padded:
             fill = ZERO
         rows += cut.padded[0] if cut.padded else 0
