@@ -188,7 +188,8 @@ def test_very_many_boxes_in_no_order_are_refused(monkeypatch: pytest.MonkeyPatch
 def here(boxes: list[Box]) -> Layout:
     """A layout of one local tensor of these boxes."""
     placements = tuple(Placement("w", box) for box in boxes)
-    return Layout("the layout", {}, {"a": {"x": LocalTensor(Form("BF16", (1 << 20,)), placements)}})
+    form = Form("BF16", (1 << 20,))
+    return Layout("the layout", {"w": form}, {"a": {"x": LocalTensor(form, placements)}})
 
 
 @given(st.lists(strided(), min_size=1, max_size=4))
