@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given, strategies as st
 
 from dcr_cli.errors import DamagedError
 from dcr_cli.layout import coverage
-from dcr_cli.layout.box import Box, slice_box, whole_box
+from dcr_cli.layout.box import Box, Patience, slice_box, whole_box
 from dcr_cli.layout.coverage import (
     Coverage,
     GapError,
@@ -182,6 +183,16 @@ def test_very_many_boxes_in_no_order_are_refused(monkeypatch: pytest.MonkeyPatch
         check_locals(here([box.inverse() for box in (*first, *second)]))
 
 
+def test_strides_that_do_not_divide_each_other_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All boxes of a layout together, however few they are, take no longer than is said."""
+    monkeypatch.setattr(coverage, "Patience", partial(Patience, 2))
+    boxes = [Box.make([(60, 3, 1)], 0, 0), Box.make([(36, 5, 1)], 1, 60)]
+    with pytest.raises(DamagedError, match=r"tensor w: has shape \[180\], but boxes have strides that do not divide"):
+        Coverage(here([])).owners_of("w", Form("BF16", (180,)), [Placed(box, "a", "x") for box in boxes])
+    with pytest.raises(DamagedError, match="x of a: boxes have strides that do not divide each other"):
+        check_locals(here([box.inverse() for box in boxes]))
+
+
 # Local tensors
 
 
@@ -242,9 +253,9 @@ def test_refusals_name_tensor_coordinate_and_shards() -> None:
 def test_tensors_that_lie_alike_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
 
-    def counted(elements: int, boxes: tuple[Box, ...]) -> Owners:
+    def counted(elements: int, boxes: tuple[Box, ...], patience: Patience) -> Owners:
         calls.append(elements)
-        return find_owners(elements, boxes)
+        return find_owners(elements, boxes, patience)
 
     monkeypatch.setattr(coverage, "find_owners", counted)
     looked = Coverage(Layout("the layout", {}, {}))

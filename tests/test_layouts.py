@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,8 @@ from safetensors.numpy import save_file
 
 from dcr_cli import check_layout, compose_layouts, show_layout
 from dcr_cli.errors import ConflictError, DamagedError, UnsupportedError, UsageError
-from dcr_cli.layout.box import Box, slice_box, whole_box
+from dcr_cli.layout import composition
+from dcr_cli.layout.box import Box, Patience, slice_box, whole_box
 from dcr_cli.layout.composition import compose_layouts as compose
 from dcr_cli.layout.document import decode_layout, encode_layout
 from dcr_cli.layout.layout import ZERO, Form, Layout, LocalTensor, Placement, Rule
@@ -174,6 +176,16 @@ def test_names_of_several_shards_are_told_apart() -> None:
 def test_layouts_that_do_not_fit_are_not_composed(tensors: Mapping[str, Form], message: str) -> None:
     with pytest.raises(DamagedError, match=message):
         compose(two_ranks(), Layout("second", tensors, {}))
+
+
+def test_layouts_that_take_too_long_to_compose_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    forms = {f"{path}:{name}": each.form for path, both in two_ranks().shards.items() for name, each in both.items()}
+    local = LocalTensor(Form("U16", (4, 6)), (Placement("rank-1.safetensors:w", whole_box(24)),))
+    second = Layout("second", forms, {"x.safetensors": {"y": local}})
+    compose(two_ranks(), second)
+    monkeypatch.setattr(composition, "Patience", partial(Patience, 0))
+    with pytest.raises(DamagedError, match="second: does not follow two ranks: boxes have strides"):
+        compose(two_ranks(), second)
 
 
 def test_rules_come_first() -> None:

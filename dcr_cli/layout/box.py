@@ -17,6 +17,9 @@ import dcr_kernels as kernels
 Indices = NDArray[np.int64]
 # More axes than any tensor of a model has.
 MAX_AXES = 32
+# Boxes of one layout are compared in no more steps than this: those whose strides divide each other take few, others
+# may take one for each element.
+_MOST_STEPS = 1 << 20
 
 
 class Axis(NamedTuple):
@@ -259,20 +262,37 @@ class Meeting(NamedTuple):
         return prod(count for count, _, _ in self.axes)
 
 
-def meetings(one: Box, other: Box) -> Iterator[Meeting]:
-    """Find all elements of the canonical tensor that are in both of two boxes, each of them once."""
+class Patience:
+    """How many steps comparing some boxes may still take."""
+
+    def __init__(self, steps: int = _MOST_STEPS) -> None:
+        self._left = steps
+
+    def spend(self) -> None:
+        """Take a step; ValueError if there is none left."""
+        self._left -= 1
+        if self._left < 0:
+            raise ValueError("boxes have strides that do not divide each other, and take too long to compare")
+
+
+def meetings(one: Box, other: Box, patience: Patience | None = None) -> Iterator[Meeting]:
+    """Find all elements of the canonical tensor that are in both of two boxes, each of them once.
+
+    ValueError when `patience`, by default one of their own, has come to its end.
+    """
     if one.canonical < other.canonical_end and other.canonical < one.canonical_end:
-        yield from _meet(one, other)
+        yield from _meet(one, other, patience or Patience())
 
 
-def compose(first: Box, second: Box) -> list[Box]:
+def compose(first: Box, second: Box, patience: Patience | None = None) -> list[Box]:
     """The boxes that lead where `first` and then `second` lead: the local tensor of `first` is the canonical one of
-    `second`."""
-    found = meetings(first.inverse(), second)
+    `second`. ValueError as of meetings."""
+    found = meetings(first.inverse(), second, patience)
     return [Box.make(list(each.axes), each.local, each.other_local) for each in found]
 
 
-def _meet(one: Box, other: Box) -> Iterator[Meeting]:
+def _meet(one: Box, other: Box, patience: Patience) -> Iterator[Meeting]:
+    patience.spend()
     stride = max((box.axes[0].canonical for box in (one, other) if box.axes), default=0)
     if not stride:
         if one.canonical == other.canonical:
@@ -280,7 +300,11 @@ def _meet(one: Box, other: Box) -> Iterator[Meeting]:
         return
     for left, left_rest in _by_steps_of(one, stride):
         for right, right_rest in _by_steps_of(other, stride):
-            yield from _meet_steps(left, left_rest, right, right_rest, stride)
+            patience.spend()
+            for here, there, count in _steps_together((left, left_rest), (right, right_rest), stride):
+                for found in meetings(here, there, patience):
+                    axes = ((count, left.local, right.local), *found.axes) if count > 1 else found.axes
+                    yield found._replace(axes=axes)
 
 
 def _by_steps_of(box: Box, stride: int) -> Iterator[tuple[Axis, Box]]:
@@ -317,9 +341,10 @@ def _step(box: Box, number: int) -> Box:
     return Box(box.axes[1:], box.canonical + number * axis.canonical, box.local + number * axis.local)
 
 
-def _meet_steps(left: Axis, left_rest: Box, right: Axis, right_rest: Box, stride: int) -> Iterator[Meeting]:
-    """Find what two boxes of steps of one stride share: step i of the left one can only meet step i + d of the right
-    one, for at most two d."""
+def _steps_together(one: tuple[Axis, Box], other: tuple[Axis, Box], stride: int) -> Iterator[tuple[Box, Box, int]]:
+    """Find the steps of one stride in which two boxes may share elements, as what both have in the first of `count`
+    steps: step i of the one can only meet step i + d of the other one, for at most two d."""
+    (left, left_rest), (right, right_rest) = one, other
     apart = left_rest.canonical - right_rest.canonical
     for ahead in range(-((stride - 1 - apart) // stride), (apart + stride - 1) // stride + 1):
         first = max(0, -ahead)
@@ -332,9 +357,7 @@ def _meet_steps(left: Axis, left_rest: Box, right: Axis, right_rest: Box, stride
             right_rest.canonical + (first + ahead) * stride,
             right_rest.local + (first + ahead) * right.local,
         )
-        for found in meetings(here, there):
-            axes = ((count, left.local, right.local), *found.axes) if count > 1 else found.axes
-            yield found._replace(axes=axes)
+        yield here, there, count
 
 
 def _view(data: NDArray[Any], offset: int, counts: Sequence[int], strides: Sequence[int]) -> NDArray[Any]:

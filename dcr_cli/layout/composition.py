@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from dcr_cli.checkpoint.names import listed, shown
 from dcr_cli.errors import DamagedError, UnsupportedError
-from dcr_cli.layout.box import compose
+from dcr_cli.layout.box import Patience, compose
 from dcr_cli.layout.layout import KEEP, ZERO, Form, Layout, LocalTensor, Placement
 
 
@@ -22,10 +22,14 @@ def compose_layouts(first: Layout, second: Layout) -> Layout:
         raise UnsupportedError(second.what, facts, hint="give the layout with rules first")
     between = _tensors_between(first)
     _check_forms(first, second, between)
-    shards = {
-        path: {name: _compose_local(tensor, between) for name, tensor in tensors.items()}
-        for path, tensors in second.shards.items()
-    }
+    patience = Patience()
+    try:
+        shards = {
+            path: {name: _compose_local(tensor, between, patience) for name, tensor in tensors.items()}
+            for path, tensors in second.shards.items()
+        }
+    except ValueError as error:
+        raise DamagedError(second.what, f"does not follow {first.what}: {error}") from error
     what = f"{first.what}, then {second.what}"
     return Layout(what, first.tensors, shards, first.skipped, first.stored, first.rules, second.hint)
 
@@ -56,12 +60,12 @@ def _check_forms(first: Layout, second: Layout, between: Mapping[str, LocalTenso
         raise DamagedError(second.what, f"local tensors of {first.what} are not in it: {listed(unknown)}")
 
 
-def _compose_local(tensor: LocalTensor, between: Mapping[str, LocalTensor]) -> LocalTensor:
+def _compose_local(tensor: LocalTensor, between: Mapping[str, LocalTensor], patience: Patience) -> LocalTensor:
     placements = [
         Placement(source.tensor, box)
         for placement in tensor.placements
         for source in between[placement.tensor].placements
-        for box in compose(source.box, placement.box)
+        for box in compose(source.box, placement.box, patience)
     ]
     pads = {tensor.fill, *(between[placement.tensor].fill for placement in tensor.placements)}
     return LocalTensor(tensor.form, tuple(placements), ZERO if pads == {ZERO} else KEEP)

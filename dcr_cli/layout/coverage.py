@@ -14,7 +14,7 @@ import numpy as np
 
 from dcr_cli.checkpoint.names import shown
 from dcr_cli.errors import DamagedError
-from dcr_cli.layout.box import Axis, Box, index_of, meetings
+from dcr_cli.layout.box import Axis, Box, Patience, index_of, meetings
 from dcr_cli.layout.layout import Form, Layout, Placed
 
 # A gap is looked for in so many elements at a time.
@@ -50,16 +50,17 @@ class GapError(ValueError):
         self.element = element
 
 
-def find_owners(elements: int, boxes: Sequence[Box]) -> Owners:
+def find_owners(elements: int, boxes: Sequence[Box], patience: Patience | None = None) -> Owners:
     """Say which boxes own the elements of a tensor and which are replicas. OverlapError, GapError, and ValueError where
-    a box reaches beyond the tensor, or where very many lie in one another in no order."""
+    a box reaches beyond the tensor, or where very many lie in one another in no order, or are not compared before
+    `patience`, by default one of their own, has come to its end."""
     distinct: dict[Box, int] = {}
     for number, box in enumerate(boxes):
         if box.canonical_end > elements:
             raise ValueError(f"a box ends at element {box.canonical_end} of {elements}")
         distinct.setdefault(_footprint(box), number)
     marked = [_Marked(number, box) for box, number in distinct.items()]
-    owners = sorted(_owners_of(marked), key=lambda owner: owner.number)
+    owners = sorted(_owners_of(marked, patience or Patience()), key=lambda owner: owner.number)
     if sum(owner.box.elements for owner in owners) < elements:
         gap = _first_gap(0, elements, owners)
         assert gap is not None
@@ -81,20 +82,20 @@ def _footprint(box: Box) -> Box:
     return Box.make([(axis.steps, axis.canonical, axis.canonical) for axis in box.axes], box.canonical, box.canonical)
 
 
-def _owners_of(boxes: Sequence[_Marked]) -> Iterator[_Marked]:
+def _owners_of(boxes: Sequence[_Marked], patience: Patience) -> Iterator[_Marked]:
     """Those of some boxes that own elements; the others have no element that these have not."""
     for group in _groups(boxes):
         step = _common_step(group)
         if len(group) == 1:
             yield from group
         elif step is not None:
-            owning = {owner.number for owner in _owners_of(_one_step(group))}
+            owning = {owner.number for owner in _owners_of(_one_step(group), patience)}
             yield from (each for each in group if each.number in owning)
         else:
-            yield from _owners_among(group)
+            yield from _owners_among(group, patience)
 
 
-def _owners_among(group: Sequence[_Marked]) -> list[_Marked]:
+def _owners_among(group: Sequence[_Marked], patience: Patience) -> list[_Marked]:
     """As _owners_of, box by box, each compared with all owners before it."""
     owners: list[_Marked] = []
     pairs = 0
@@ -104,7 +105,7 @@ def _owners_among(group: Sequence[_Marked]) -> list[_Marked]:
             raise ValueError(_TANGLED)
         shared, first = 0, None
         for owner in owners:
-            for meeting in meetings(owner.box, each.box):
+            for meeting in meetings(owner.box, each.box, patience):
                 shared += meeting.elements
                 if first is None or meeting.canonical < first[1]:
                     first = owner.number, meeting.canonical
@@ -179,6 +180,7 @@ class Coverage:
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
         self._known: dict[Geometry, Owners] = {}
+        self._patience = Patience()
 
     def owners_of(self, name: str, form: Form, placed: Sequence[Placed]) -> Owners:
         """As find_owners. DamagedError, with the coordinate, if not every element is owned exactly once."""
@@ -192,7 +194,7 @@ class Coverage:
     def _find(self, name: str, form: Form, placed: Sequence[Placed], boxes: Sequence[Box]) -> Owners:
         what = f"{self._layout.what}: tensor {shown(name)}"
         try:
-            return find_owners(form.elements, boxes)
+            return find_owners(form.elements, boxes, self._patience)
         except OverlapError as error:
             where = coordinate(error.element, form)
             one, other = local_name(placed[error.one]), local_name(placed[error.other])
@@ -223,6 +225,7 @@ def check_locals(layout: Layout) -> None:
     hold both; or where very many of these lie in one another in no order."""
     tied = tied_tensors(layout)
     known: set[tuple[Box, ...]] = set()
+    patience = Patience()
     for path, tensors in layout.shards.items():
         for name, tensor in tensors.items():
             boxes = tuple(placement.box for placement in tensor.placements if placement.tensor not in tied)
@@ -230,7 +233,7 @@ def check_locals(layout: Layout) -> None:
                 continue
             what = f"{layout.what}: {shown(name)} of {shown(path)}"
             try:
-                element = _first_shared([_Marked(number, box.inverse()) for number, box in enumerate(boxes)])
+                element = _first_shared([_Marked(number, box.inverse()) for number, box in enumerate(boxes)], patience)
             except ValueError as error:
                 raise DamagedError(what, str(error)) from error
             if element is not None:
@@ -238,19 +241,19 @@ def check_locals(layout: Layout) -> None:
             known.add(boxes)
 
 
-def _first_shared(boxes: Sequence[_Marked]) -> int | None:
+def _first_shared(boxes: Sequence[_Marked], patience: Patience) -> int | None:
     """An element of the canonical tensor that is in two of some boxes."""
     for group in _groups(boxes):
         step = _common_step(group)
         if len(group) == 1:
             continue
-        found = _first_shared(_one_step(group)) if step is not None else _first_met(group)
+        found = _first_shared(_one_step(group), patience) if step is not None else _first_met(group, patience)
         if found is not None:
             return found
     return None
 
 
-def _first_met(group: Sequence[_Marked]) -> int | None:
+def _first_met(group: Sequence[_Marked], patience: Patience) -> int | None:
     """As _first_shared, of boxes in order, each compared with those before it that have not ended."""
     open_boxes: list[Box] = []
     pairs = 0
@@ -260,7 +263,7 @@ def _first_met(group: Sequence[_Marked]) -> int | None:
         if pairs > _MOST_PAIRS:
             raise ValueError(_TANGLED)
         for other in open_boxes:
-            for meeting in meetings(other, box):
+            for meeting in meetings(other, box, patience):
                 return meeting.canonical
         open_boxes.append(box)
     return None
