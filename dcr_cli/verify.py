@@ -98,6 +98,7 @@ def verify(
     jobs: int | None = None,
     skip: Sequence[str] = (),
     layout: str | Path | None = None,
+    against_layout: str | Path | None = None,
     functions: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> VerifyResult:
@@ -105,7 +106,8 @@ def verify(
     remote (if not told which, the one that it was pulled to, or else the newest), or with its own record.
 
     With `layout`, `checkpoint` is shards of ranks, whose tensors belong where that file says; shards of PyTorch's
-    distributed checkpoint say it themselves. `functions`, each `module:function`, are those that the layout may call.
+    distributed checkpoint say it themselves; `against_layout` is such a file for `against`. `functions`, each
+    `module:function`, are those that the layouts may call.
     Of a remote only documents are fetched, and only those count that one of `trusted_keys` has signed. Files that a
     pattern of `skip` matches are no part of either. Memory does not depend on the size of the checkpoints.
     Raises NotFoundError (also when there is neither a record nor anything to compare with), DamagedError
@@ -116,12 +118,14 @@ def verify(
         raise UsageError("verify", f"{' and '.join(given)} exclude each other", hint="leave one of them out")
     if version is not None and remote is None:
         raise UsageError("verify", "a version is one of a remote", hint="say which remote")
+    if against_layout is not None and against is None:
+        raise UsageError("verify", "a layout of what is compared with needs that", hint="say against which shards")
     check_patterns(skip)
     check_path(checkpoint, "checkpoint")
     with ExitStack() as stack:
         workers = stack.enter_context(Workers(jobs, "verify", progress))
         if against is not None:
-            expected = open_any(against, skip=skip, what="reference")
+            expected = open_any(against, layout=layout_given(against_layout, functions), skip=skip, what="reference")
             found = open_any(checkpoint, layout=layout_given(layout, functions), like=expected, skip=skip)
             readers = stack.enter_context(found.reader()), stack.enter_context(expected.reader())
             return _against_checkpoint(workers, (found, readers[0]), (expected, readers[1]))
@@ -309,7 +313,11 @@ def _compare_sidecars(found: Opened, expected: Opened) -> tuple[int, list[Sideca
         {file.path: file.blake3 for file in checkpoint.files_digest(reader) if file.kind == SIDECAR}
         for checkpoint, reader in (found, expected)
     ]
-    return len(digests[0].keys() & digests[1].keys()), _differing(digests[0], digests[1])
+    differences = _differing(digests[0], digests[1])
+    if isinstance(expected[0], LaidCheckpoint):
+        # Shards of ranks need not have them beside them.
+        differences = [each for each in differences if each.kind != "extra"]
+    return len(digests[0].keys() & digests[1].keys()), differences
 
 
 def _sidecars_against(

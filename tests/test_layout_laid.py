@@ -16,7 +16,15 @@ from dcr_cli import apply, diff, verify
 from dcr_cli.checkpoint import checkpoint as checkpoints
 from dcr_cli.checkpoint.checkpoint import open_checkpoint
 from dcr_cli.cli import main
-from dcr_cli.errors import ConflictError, DamagedError, DcrError, IncompleteError, NotFoundError, UnsupportedError
+from dcr_cli.errors import (
+    ConflictError,
+    DamagedError,
+    DcrError,
+    IncompleteError,
+    NotFoundError,
+    UnsupportedError,
+    UsageError,
+)
 from dcr_cli.layout.opening import is_sharded, open_any
 from dcr_cli.layout.shards import open_shards
 from layouts import array_of, layout_bytes, layout_document, local
@@ -140,6 +148,18 @@ def test_a_base_may_be_shards_too(case: Case) -> None:
     assert result.changed_elements == 0
     both = diff(case.ranks, case.ranks, layout=case.layout, base_layout=case.layout)
     assert both.same
+
+
+def test_shards_can_be_what_is_compared_with(case: Case, capsys: pytest.CaptureFixture[str]) -> None:
+    assert verify(case.dense, against=case.ranks, against_layout=case.layout).matches
+    assert verify(case.ranks, layout=case.layout, against=case.ranks, against_layout=case.layout).matches
+    assert not verify(case.base, against=case.ranks, against_layout=case.layout).matches
+    command = ["verify", str(case.dense), "--against", str(case.ranks), "--against-layout", str(case.layout)]
+    assert main(command) == 0
+    assert main([*command[:2], *command[4:]]) == 2
+    assert "--against-layout needs --against" in capsys.readouterr().err
+    with pytest.raises(UsageError, match="a layout of what is compared with needs that"):
+        verify(case.dense, against_layout=case.layout)
 
 
 def test_every_dtype_is_read(tmp_path: Path) -> None:

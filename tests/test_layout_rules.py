@@ -127,6 +127,16 @@ def test_rule_119_a_layout_is_not_too_large(folder: Folder, monkeypatch: pytest.
     folder.refused("has more than the 100 bytes that a layout may have")
 
 
+def test_rule_119_values_are_counted_before_they_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = layout_bytes(example())
+    monkeypatch.setattr(documents, "_MAX_VALUES", sum(map(data.count, b",[{")))
+    decode_layout(data, "layout L")
+    for more in (b"1,1", b"[]", b"{}"):
+        refused(data[:-1] + b',"x":' + more + b"}", "has more than [0-9]+ values")
+    monkeypatch.undo()
+    refused(b"[" + b"[]," * (1 << 24) + b"[]]", "has more than 33554432 values")
+
+
 @pytest.mark.parametrize("member", ["requires", "tensors", "shards"])
 def test_rule_120_members_are_there_and_of_their_type(member: str) -> None:
     broken = example()
@@ -153,10 +163,16 @@ def test_rule_122_names_of_skipped_tensors_and_rules() -> None:
     refused_with({"w": rule}, "rules", match="tensor w is made of master, which is not stored")
     refused_with({"master": {"dtype": "F32", "shape": []}}, "stored", match="no rule makes anything of stored tensor")
     both = example()
+    both["requires"] = ["rules"]
     both["stored"] = {"norm": {"dtype": "F64", "shape": [48]}}
     both["tensors"]["other"] = {"dtype": "F32", "shape": [48]}
     both["rules"] = {"other": {"kind": "cast", "of": "norm"}}
     refused(both, "tensor norm is stored as another, and no rule makes it of that")
+    both["stored"] = {"master": {"dtype": "F64", "shape": [48]}}
+    both["rules"] = {"other": {"kind": "cast", "of": "master"}}
+    decode_layout(layout_bytes(both), "layout L")
+    both["requires"] = []
+    refused(both, "has rules, and does not require rules")
 
 
 def test_rule_123_paths_are_safe() -> None:

@@ -10,12 +10,15 @@ import sys
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from dcr_cli.cli import COMMANDS, main
 from dcr_cli.push import push
 from layouts import layout_bytes, layout_document, local, part_of, write_dcp
-from strategies import shard_bytes, tiny_tensors
+from strategies import shard_bytes, tiny_tensors, write_checkpoint
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -32,23 +35,52 @@ def folder(tiny_pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.Mon
         shutil.copytree(tiny_pair[0], tmp_path / name)
     shutil.copytree(tiny_pair[1], tmp_path / "step-2")
     _write_shards(tmp_path)
+    _write_other_dtypes(tmp_path)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
 def _write_shards(folder: Path) -> None:
-    """Write the target's tensors as two ranks hold them: by rows, as PyTorch does, and by columns."""
-    tensors = tiny_tensors()[1]
+    """Write the target's tensors as two ranks hold them: by rows, as PyTorch does, and by columns; so those of a
+    receiver at the base, with its other files."""
+    before, tensors = tiny_tensors()
     write_dcp(folder / "dcp-shards", tensors, [[(name, (at, 0), (32, 64)) for name in tensors] for at in (0, 32)])
+    weights = shutil.ignore_patterns("*.safetensors", "*.index.json")
+    shutil.copytree(folder / "step-1", folder / "tp-rollout", ignore=weights)
     (folder / "tp-shards").mkdir()
     described = {}
     for rank, at in enumerate((0, 32)):
-        parts = {name: part_of(tensor, (0, at), (64, 32)) for name, tensor in tensors.items()}
-        (folder / f"tp-shards/rank-{rank}.safetensors").write_bytes(shard_bytes(parts))
+        for place, held in (("tp-rollout", before), ("tp-shards", tensors)):
+            parts = {name: part_of(tensor, (0, at), (64, 32)) for name, tensor in held.items()}
+            (folder / place / f"rank-{rank}.safetensors").write_bytes(shard_bytes(parts))
         described[f"rank-{rank}.safetensors"] = {
             name: local(part, [[name, at, 0, [[64, 64, 32], [32, 1, 1]]]]) for name, part in parts.items()
         }
     (folder / "tp.json").write_bytes(layout_bytes(layout_document(tensors, described)))
+
+
+def _write_other_dtypes(folder: Path) -> None:
+    """Write a BF16 shard, an FP8 checkpoint of other weights, and the layout that the README shows."""
+    (folder / "fp8.json").write_text(blocks("json")[0])
+    (folder / "bf16-shards").mkdir()
+    held = torch.randn((256, 384), generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
+    data = {"w": ("BF16", (256, 384), held.view(torch.int16).numpy().tobytes())}
+    (folder / "bf16-shards/rank-0.safetensors").write_bytes(shard_bytes(data))
+    scales = np.ones((2, 3), np.float32)
+    data = {"w": ("F8_E4M3", (256, 384), bytes(256 * 384)), "w_scale_inv": ("F32", (2, 3), scales.tobytes())}
+    write_checkpoint(folder / "fp8-rollout", data)
+
+
+def test_fp8_weights_and_scales_are_those_of_pytorch(folder: Path) -> None:
+    for line in next(block for block in blocks("console") if "fp8.json" in block).splitlines():
+        assert main(shlex.split(line[2:])[1:]) == 0
+    found = load_file(folder / "fp8-rollout/model.safetensors")
+    held = load_file(folder / "bf16-shards/rank-0.safetensors")["w"].float()
+    tiles = held.reshape(2, 128, 3, 128)
+    scales = tiles.abs().amax(dim=(1, 3)) / 448
+    expected = (tiles / scales[:, None, :, None]).reshape(256, 384).to(torch.float8_e4m3fn)
+    assert torch.equal(found["w_scale_inv"], scales)
+    assert torch.equal(found["w"].view(torch.uint8), expected.view(torch.uint8))
 
 
 def test_the_commands_run(folder: Path) -> None:

@@ -146,6 +146,9 @@ def verify(
     deep: Annotated[bool, typer.Option("--deep", help="Fetch and check every byte of the remote.")] = False,
     skip: Skip = None,
     layout: Layout = None,
+    against_layout: Annotated[
+        str | None, typer.Option("--against-layout", metavar="FILE", help="The same for the CHECKPOINT of --against.")
+    ] = None,
     function: Function = None,
     trusted_key: TrustedKey = None,
     storage_option: StorageOption = None,
@@ -156,6 +159,8 @@ def verify(
     given = [name for name, each in pairs if each is not None]
     if len(given) > 1:
         raise UsageError("verify", f"{' and '.join(given)} exclude each other", hint="leave one of them out")
+    if against_layout is not None and against is None:
+        raise UsageError("verify", "--against-layout needs --against", hint="dcr verify --help")
     if remote is None and (version is not None or deep or trusted_key):
         raise UsageError("verify", "--version, --deep and --trusted-key need --remote", hint="dcr verify --help")
     if checkpoint is None:
@@ -181,6 +186,7 @@ def verify(
             jobs=session.jobs,
             skip=skip or (),
             layout=path_of(layout, "--layout") if layout is not None else None,
+            against_layout=path_of(against_layout, "--against-layout") if against_layout is not None else None,
             functions=function or (),
             progress=progress,
         )

@@ -24,6 +24,9 @@ FORMAT = "dcr-layout-1"
 # What a reader has to know to read a layout that has rules.
 RULES = "rules"
 MAX_LAYOUT_BYTES = 4 * MAX_HEADER_BYTES
+# So many bytes of a document may begin a value: each takes memory, many times as much as the byte does.
+_MAX_VALUES = 1 << 25
+_OPENING = b",[{"
 _MAX_COUNT = 1 << 62
 
 
@@ -97,6 +100,8 @@ def _local(tensor: LocalTensor) -> dict[str, object]:
 
 def decode_layout(data: bytes, what: str) -> Layout:
     """Read a layout; DamagedError if it is malformed, UnsupportedError if it needs what is not known here."""
+    if sum(map(data.count, _OPENING)) > _MAX_VALUES:
+        raise DamagedError(what, f"has more than {_MAX_VALUES} values")
     document = strict_json(data, what)
     if type(document) is not dict or document.get("format") != FORMAT:
         found = document.get("format") if type(document) is dict else None
@@ -115,6 +120,8 @@ def decode_layout(data: bytes, what: str) -> Layout:
     if type(skipped) is not list or not all(type(name) is str for name in skipped):
         raise DamagedError(what, "skipped is not a list of strings")
     _check_names(tensors, stored, rules, skipped, what)
+    if rules and RULES not in requires:
+        raise DamagedError(what, f"has rules, and does not require {RULES}")
     layout = Layout(what, tensors, {}, frozenset(skipped), stored, rules)
     check_rules(layout)
     forms = layout.forms()

@@ -39,7 +39,7 @@ _LINE_BYTES = 64
 _MANY = 4
 _PANEL_BYTES = 16 << 20
 # What was gathered or converted so, and what was found out for it, is kept up to so many bytes.
-_PANELS_BYTES = 256 << 20
+_PANELS_BYTES = 64 << 20
 _FINDINGS_BYTES = 32 << 20
 
 
