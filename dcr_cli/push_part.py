@@ -24,6 +24,7 @@ from dcr_cli.delta.output import DIGESTS_NAME, MANIFEST_NAME, encode_documents
 from dcr_cli.durable import open_folder
 from dcr_cli.errors import ConflictError, IncompleteError, WrongBaseError
 from dcr_cli.fetch.position import Position, read_position
+from dcr_cli.layout.opening import Given
 from dcr_cli.publisher.baseline import Baseline, check_places, default_baseline, open_baseline
 from dcr_cli.publisher.catching_up import catch_up, knows_its_version
 from dcr_cli.publisher.committing import Author
@@ -129,7 +130,7 @@ def push_part(
     author = Author(publisher, key)
     check_ready(Path(checkpoint), ready)
     source = open_checkpoint(checkpoint, skip=skip)
-    check_settled(source, settle_seconds, datetime.now(UTC).timestamp())
+    check_settled(Given(source, None), settle_seconds, datetime.now(UTC).timestamp())
     place = Path(baseline) if baseline is not None else None
     patience, effort = Patience(timeout_seconds), Effort(threads(jobs), progress)
     options = _Options(place, encoding, prepare, wait, patience, author, effort, trust_in(trusted_keys))
@@ -208,7 +209,7 @@ class _Run:
             position = self._position()
             try:
                 is_there = position is not None and position.commit == head.blake3
-                return open_baseline(self._path, self._source, head) if is_there else None
+                return open_baseline(self._path, self._source.skipped, head) if is_there else None
             except IncompleteError:
                 return None
 

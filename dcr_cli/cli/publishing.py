@@ -11,6 +11,7 @@ import typer
 from dcr_cli.cli.options import (
     Checkpoint,
     Encoding,
+    Layout,
     LimitRate,
     Remote,
     SingleWriter,
@@ -36,8 +37,12 @@ def push(
     session: Session,
     checkpoint: Checkpoint,
     remote: Remote,
+    layout: Layout = None,
     base: Annotated[
         str | None, typer.Option("--base", metavar="DIR", help="A checkpoint at the newest version; keep no baseline.")
+    ] = None,
+    base_layout: Annotated[
+        str | None, typer.Option("--base-layout", metavar="FILE", help="As --layout, of the shards of --base.")
     ] = None,
     baseline: Annotated[
         str | None,
@@ -103,6 +108,7 @@ def push(
     if part is not None:
         alone = {
             "--base": base,
+            "--layout": layout,
             "--baseline-link": baseline_link,
             "--encodings": encodings,
             "--no-delta": no_delta,
@@ -139,7 +145,9 @@ def push(
         result = run(
             path_of(checkpoint, "CHECKPOINT"),
             remote,
+            layout=path_of(layout, "--layout") if layout is not None else None,
             base=path_of(base, "--base") if base is not None else None,
+            base_layout=path_of(base_layout, "--base-layout") if base_layout is not None else None,
             baseline=path_of(baseline, "--baseline") if baseline is not None else None,
             baseline_link=baseline_link,
             encodings=encodings.split(",") if encodings is not None else None,

@@ -57,17 +57,23 @@ class LaidCheckpoint(Checkpoint):
 
     def files_digest(self, reader: Reader) -> list[FileDigest]:
         """As of any checkpoint: the headers and files of the one that it is like, and its own sidecars."""
-        return self._files_digest(self.shards, reader)
+        if self.like is None:
+            return self._files_digest(self.shards, self.sidecars, reader)
+        assert isinstance(reader, LaidReader)
+        own = [sidecar for sidecar in self.sidecars if sidecar.path in self.identities]
+        records = {record.path: record for record in reader.files_of_like()}
+        records |= {record.path: record for record in self._files_digest((), own, reader)}
+        return [records[path] for path in sorted(records)]
 
     def local_files_digest(self, reader: Reader) -> list[FileDigest]:
         """The same of the files that there are."""
-        return self._files_digest(self.local, reader)
+        return self._files_digest(self.local, self.sidecars, reader)
 
-    def _files_digest(self, shards: Sequence[Shard], reader: Reader) -> list[FileDigest]:
+    def _files_digest(self, shards: Sequence[Shard], sidecars: Sequence[Sidecar], reader: Reader) -> list[FileDigest]:
         records = [
             FileDigest(each.path, SHARD, len(each.header.raw), object_digest(each.header.raw)) for each in shards
         ]
-        for sidecar in self.sidecars:
+        for sidecar in sidecars:
             hasher = ObjectHasher()
             for part in reader.parts_of(sidecar.path):
                 hasher.update(part)
@@ -137,6 +143,11 @@ class LaidReader(Reader):
         super().check_unchanged()
         if self._like is not None:
             self._like.check_unchanged()
+
+    def files_of_like(self) -> list[FileDigest]:
+        """The records of the files of the checkpoint that it is like."""
+        assert self._laid.like is not None
+        return self._laid.like.files_digest(self._others)
 
     def _is_own(self, path: str) -> bool:
         return path in self._laid.identities
