@@ -107,8 +107,6 @@ def push(
 
     if part is not None:
         alone = {
-            "--base": base,
-            "--layout": layout,
             "--baseline-link": baseline_link,
             "--encodings": encodings,
             "--no-delta": no_delta,
@@ -124,6 +122,10 @@ def push(
             path_of(checkpoint, "CHECKPOINT"),
             remote,
             rank_of(part, attempt, os.environ),
+            is_launched=attempt is None,
+            layout=path_of(layout, "--layout") if layout is not None else None,
+            base=path_of(base, "--base") if base is not None else None,
+            base_layout=path_of(base_layout, "--base-layout") if base_layout is not None else None,
             baseline=path_of(baseline, "--baseline") if baseline is not None else None,
             encoding=encoding,
             prepare=prepare,
@@ -174,12 +176,20 @@ def push(
     return session.finish(result, lambda: pushes.push_lines(result))
 
 
-def _push_part(session: Session, checkpoint: Path, remote: str, place: tuple[int, int, str], **options: Any) -> int:
+def _push_part(
+    session: Session,
+    checkpoint: Path,
+    remote: str,
+    place: tuple[int, int, str],
+    *,
+    is_launched: bool,
+    **options: Any,
+) -> int:
     from dcr_cli.push_part import Rank, push_part as run
     from dcr_cli.report import pushes
 
     with session.progress() as progress:
-        result = run(checkpoint, remote, Rank(*place), jobs=session.jobs, progress=progress, **options)
+        result = run(checkpoint, remote, Rank(*place, is_launched), jobs=session.jobs, progress=progress, **options)
     session.note_idle(options["skip"], str(checkpoint))
     return session.finish(result, lambda: pushes.part_lines(result))
 

@@ -63,10 +63,11 @@ def look_at_base(
 
 def base_of(given: Given, store: Store, head: Published) -> Checkpoint:
     """The checkpoint that was given as one at version `head`: of shards of ranks, in the files of that version."""
-    return given.like(_described(store, head, given.skipped)) if given.is_sharded else given.like(None)
+    return given.like(version_like(store, head, given.skipped)) if given.is_sharded else given.like(None)
 
 
-def _described(store: Store, head: Published, skipped: Sequence[str]) -> DescribedCheckpoint:
+def version_like(store: Store, head: Published, skipped: Sequence[str]) -> DescribedCheckpoint:
+    """A version as the remote describes it."""
     description = describe(store, head)
     what = f"version {head.version.number}"
     forms = {tensor.name: Form(tensor.dtype.name, tensor.shape) for tensor in description.tensors}
