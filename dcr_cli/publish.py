@@ -16,12 +16,14 @@ from typing import Any, Self
 from dcr_cli.arguments import check_path
 from dcr_cli.checkpoint.checkpoint import open_checkpoint
 from dcr_cli.errors import ConflictError, NotFoundError, UsageError, WrongBaseError
+from dcr_cli.layout.document import read_layout
 from dcr_cli.publisher.anchors import AnchorPlan, is_anchor_due, publish_anchor
 from dcr_cli.publisher.baseline import Baseline
 from dcr_cli.publisher.bases import Base, FolderBase
 from dcr_cli.publisher.catching_up import catch_up, knows_its_version
 from dcr_cli.publisher.committing import Author, Outcome
 from dcr_cli.publisher.encodings import allowed_in
+from dcr_cli.publisher.joining import Joining
 from dcr_cli.publisher.making import Made, Making
 from dcr_cli.publisher.memory import Memory
 from dcr_cli.publisher.moving import ADDS, by_applying, move_baseline, position_of, telling_published
@@ -59,6 +61,8 @@ class Publisher:
     What is stopped, by an error or by the end of the process, has changed nothing that anybody reads; what had been
     committed by then is found by the next `begin`. Between `begin` and `commit` the baseline is locked.
 
+    With `layout`, a file that says what shards of ranks hold, `add` takes their tensors too.
+
     With `anchor_every` a version whose anchor is so many versions old gets one, from a baseline in a folder. With
     `trusted_keys`, public keys or files with them, the versions that are followed have to be signed by one of these.
     """
@@ -69,6 +73,7 @@ class Publisher:
         baseline: str | os.PathLike[str] | Mapping[str, Any],
         *,
         home: str | os.PathLike[str] | None = None,
+        layout: str | os.PathLike[str] | None = None,
         encoding: str = "auto",
         single_writer: bool = False,
         storage_options: Mapping[str, object] | None = None,
@@ -81,6 +86,7 @@ class Publisher:
     ) -> None:
         """Raises UsageError, TransportError or UnsupportedError if the remote cannot be used."""
         check_anchor_every(anchor_every)
+        self._layout = read_layout(Path(layout)) if layout is not None else None
         self._jobs = threads(jobs)
         self._encoding = encoding
         self._author = Author(publisher, load_signing_key(sign_key) if sign_key is not None else None)
@@ -124,13 +130,24 @@ class Publisher:
         self._version = version
         return version.sink.place.version
 
-    def add(self, name: str, tensor: Any) -> None:
+    def add(self, name: str, tensor: Any, *, shard: str | None = None) -> None:
         """Say what a tensor is in this version: a NumPy array, a torch tensor or its bytes, free to change then.
 
         Any thread may do so, in any order; what is not added is what it was. UsageError for a tensor that was added
         before; UnsupportedError for one that is new, or of another dtype or shape: then nothing was done.
+
+        With `shard` it is what that shard of the layout holds as `name`. What it is a part of is put together in memory
+        until all has come, and has to come as a whole. DamagedError for a replica that has other bits: then the version
+        cannot be committed.
         """
-        self._begun().making.add(name, tensor)
+        version = self._begun()
+        if shard is None:
+            version.making.add(name, tensor)
+            return
+        if version.joining is None:
+            raise UsageError("shard", "no layout says what it holds", hint="give layout=FILE to Publisher")
+        for joined, data in version.joining.add(shard, name, tensor):
+            version.making.add(joined, data)
 
     def add_file(self, path: str, data: bytes) -> None:
         """Have a file beside the shards, new or not, hold `data` in this version."""
@@ -218,7 +235,8 @@ class Publisher:
         sink = stack.enter_context(publication.outgoing(publication.new_sending(), self._jobs))
         making = Making(base, sink, allowed, self._jobs)
         stack.callback(making.close)
-        return _Version(baseline, publication, head, base, sink, making, is_recovered=own is not None)
+        joining = Joining(self._layout, base.tensors) if self._layout is not None else None
+        return _Version(baseline, publication, head, base, sink, making, joining, is_recovered=own is not None)
 
     def _open_base(self, log: Log, baseline: Baseline, head: Published) -> Base:
         if self._memory is not None:
@@ -238,6 +256,8 @@ class Publisher:
     def _finish(self, version: _Version) -> Made:
         """End the delta, once: all of it is sent then."""
         if version.made is None:
+            if version.joining is not None:
+                version.joining.check_complete()
             version.made = version.making.finish(version.head.version.target)
             if self._memory is not None:
                 self._memory.keep(version.sink.place, version.making.changes, version.made.description)
@@ -280,6 +300,7 @@ class _Version:
     base: Base
     sink: Outgoing
     making: Making
+    joining: Joining | None
     is_recovered: bool
     stack: ExitStack = field(default_factory=ExitStack)
     made: Made | None = None

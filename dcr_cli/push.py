@@ -12,13 +12,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from dcr_cli.arguments import check_path
-from dcr_cli.checkpoint.checkpoint import open_checkpoint
 from dcr_cli.checkpoint.patterns import check_recorded_patterns
 from dcr_cli.content import Progress
 from dcr_cli.errors import UsageError
+from dcr_cli.layout.opening import look_at
 from dcr_cli.publisher.baseline import check_places
 from dcr_cli.publisher.committing import Author
 from dcr_cli.publisher.encodings import chosen_encodings
+from dcr_cli.publisher.likeness import look_at_base
 from dcr_cli.publisher.options import PushOptions
 from dcr_cli.publisher.push_result import PushResult
 from dcr_cli.publisher.pushing import Pushing
@@ -39,7 +40,9 @@ def push(
     checkpoint: str | os.PathLike[str],
     remote: str | os.PathLike[str],
     *,
+    layout: str | os.PathLike[str] | None = None,
     base: str | os.PathLike[str] | None = None,
+    base_layout: str | os.PathLike[str] | None = None,
     baseline: str | os.PathLike[str] | None = None,
     baseline_link: bool = False,
     encodings: Sequence[str] | None = None,
@@ -66,7 +69,10 @@ def push(
 
     The first version, and one with `no_delta`, is an anchor: the files as they are. Any other is a delta from the
     baseline, a copy of the version before that is kept beside the checkpoint or in `baseline`, or from `base`, a
-    checkpoint that is at that version. Nobody sees anything of a version before its commit, the last object that is
+    checkpoint that is at that version. Either, but not the first version, may be shards of ranks: with `layout` and
+    `base_layout` (of `base`), files that say where their tensors belong, or as PyTorch's distributed checkpoint writes
+    them. What is published is the checkpoint that they are, in the files of the version before, but for sidecars of
+    their own. Nobody sees anything of a version before its commit, the last object that is
     written. A push that was stopped is gone on with by the next. With `wait_applied` it returns when so many receivers
     have acknowledged that they are at the version. With `trusted_keys`, public keys or files with them, the versions
     that it follows have to be signed by one of these. A dry run changes nothing, neither on disk nor in the remote.
@@ -77,7 +83,7 @@ def push(
     an object only once), LocalError.
     """
     check_recorded_patterns(skip)
-    for path, name in ((checkpoint, "checkpoint"), (base, "--base"), (baseline, "--baseline")):
+    for path, name in ((checkpoint, "checkpoint"), (base, "--base"), (baseline, "--baseline"), (layout, "--layout")):
         if path is not None:
             check_path(path, name)
     check_places(checkpoint, remote, baseline)
@@ -87,9 +93,9 @@ def push(
         raise UsageError("--wait-applied", facts, hint="dcr commit --quorum K waits for receivers that have staged it")
     author = Author(publisher, load_signing_key(sign_key) if sign_key is not None else None)
     check_ready(Path(checkpoint), ready)
-    opened = open_checkpoint(checkpoint, skip=skip)
+    given = look_at(checkpoint, layout=Path(layout) if layout is not None else None, skip=skip)
     options = PushOptions(
-        base=open_checkpoint(base, skip=skip, what="base") if base is not None else None,
+        base=look_at_base(base, base_layout, skip),
         baseline=Path(baseline) if baseline is not None else None,
         baseline_link=baseline_link,
         encodings=chosen_encodings(encodings),
@@ -99,9 +105,11 @@ def push(
         prepare=prepare,
         trust=trust_in(trusted_keys),
     )
-    check_settled(opened, settle_seconds, time.time())
+    if given.is_sharded:
+        options.check_sharded()
+    check_settled(given, settle_seconds, time.time())
     effort = Effort(threads(jobs), progress)
-    source = Source(opened, effort, is_linked=baseline_link)
+    source = Source(given, effort, is_linked=baseline_link)
     with open_store(
         remote, storage_options, is_single_writer=single_writer, limit_bytes_per_second=limit_bytes_per_second
     ) as store:

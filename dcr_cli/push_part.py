@@ -13,29 +13,27 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from dcr_cli.arguments import check_path
-from dcr_cli.checkpoint.checkpoint import Checkpoint, open_checkpoint
-from dcr_cli.checkpoint.digest import object_digest
-from dcr_cli.checkpoint.in_progress import STATE_FOLDER
+from dcr_cli.checkpoint.checkpoint import Checkpoint, Tensor
 from dcr_cli.checkpoint.patterns import check_recorded_patterns
 from dcr_cli.content import Progress
 from dcr_cli.delta.choice import Allowed
 from dcr_cli.delta.commit import Commit
 from dcr_cli.delta.output import DIGESTS_NAME, MANIFEST_NAME, encode_documents
-from dcr_cli.durable import open_folder
-from dcr_cli.errors import ConflictError, IncompleteError, WrongBaseError
-from dcr_cli.fetch.position import Position, read_position
-from dcr_cli.publisher.baseline import Baseline, check_places, default_baseline, open_baseline
-from dcr_cli.publisher.catching_up import catch_up, knows_its_version
+from dcr_cli.errors import WrongBaseError
+from dcr_cli.publisher.baseline import check_places
 from dcr_cli.publisher.committing import Author
 from dcr_cli.publisher.encodings import allowed_in
+from dcr_cli.publisher.likeness import look_at_base, version_like
 from dcr_cli.publisher.merging import Merged, Sides, merge
 from dcr_cli.publisher.moving import telling_published
+from dcr_cli.publisher.part_base import PartBase, PartOptions
 from dcr_cli.publisher.part_making import PartMaking
 from dcr_cli.publisher.part_result import PartResult, Rank, check_rank
-from dcr_cli.publisher.part_waiting import Ended, Patience, has_part, too_late, wait_for_end, wait_for_parts
+from dcr_cli.publisher.part_source import PartSource
+from dcr_cli.publisher.part_waiting import Ended, Patience, has_part, wait_for_end, wait_for_parts
 from dcr_cli.publisher.publication import Publication
 from dcr_cli.publisher.readiness import check_ready, check_settled
-from dcr_cli.publisher.shares import Slice, cut
+from dcr_cli.publisher.shares import Slice
 from dcr_cli.receiver.install.gather import Effort
 from dcr_cli.remote.hint import STREAMING, Hint, write_hint
 from dcr_cli.remote.history import require_history
@@ -50,22 +48,6 @@ from dcr_cli.work import threads
 
 __all__ = ["PartResult", "Rank", "push_part"]
 
-_FIRST = "dcr push without --part publishes the first version, and makes the baseline"
-
-
-@dataclass(frozen=True, slots=True)
-class _Options:
-    """How to publish, but for what and where."""
-
-    baseline: Path | None
-    encoding: str
-    prepare: bool
-    wait: bool
-    patience: Patience
-    author: Author
-    effort: Effort
-    trust: Trust
-
 
 @dataclass(frozen=True, slots=True)
 class _Work:
@@ -74,6 +56,7 @@ class _Work:
     attempt: Attempt
     head: Published
     base: Checkpoint
+    target: Checkpoint
     shares: list[tuple[Slice, ...]]
 
 
@@ -93,6 +76,9 @@ def push_part(
     remote: str | os.PathLike[str],
     rank: Rank,
     *,
+    layout: str | os.PathLike[str] | None = None,
+    base: str | os.PathLike[str] | None = None,
+    base_layout: str | os.PathLike[str] | None = None,
     baseline: str | os.PathLike[str] | None = None,
     encoding: str = "auto",
     prepare: bool = False,
@@ -114,6 +100,10 @@ def push_part(
 
     All ranks see the same `checkpoint` and give the same arguments. Rank 0 waits for all parts, and commits. Without
     `baseline`, that beside the checkpoint is read by all ranks and moved by rank 0; with it, each rank has its own.
+    `checkpoint` may be shards of ranks, as for push; then each rank publishes what some of the shards own, which are
+    shared out in their order, and reads no others. Of shards that the file `layout` describes it need see no others
+    either: then the attempt has to be named, for nothing else tells one step from another. `base` is a checkpoint at
+    the newest version, or shards of ranks that are, by `base_layout`, of which again only some need be there.
     Nothing that anyone reads has changed unless the version exists; a run that was stopped, of this rank or all of
     them, is gone on with by the same call.
 
@@ -125,14 +115,21 @@ def push_part(
     check_path(checkpoint, "checkpoint")
     check_places(checkpoint, remote, baseline)
     check_rank(rank)
-    key = load_signing_key(sign_key) if sign_key is not None else None
-    author = Author(publisher, key)
+    author = Author(publisher, load_signing_key(sign_key) if sign_key is not None else None)
     check_ready(Path(checkpoint), ready)
-    source = open_checkpoint(checkpoint, skip=skip)
-    check_settled(source, settle_seconds, datetime.now(UTC).timestamp())
-    place = Path(baseline) if baseline is not None else None
-    patience, effort = Patience(timeout_seconds), Effort(threads(jobs), progress)
-    options = _Options(place, encoding, prepare, wait, patience, author, effort, trust_in(trusted_keys))
+    source = PartSource(checkpoint, rank, layout=layout, skip=skip)
+    check_settled(source.given, settle_seconds, datetime.now(UTC).timestamp())
+    options = PartOptions(
+        base=look_at_base(base, base_layout, skip),
+        baseline=Path(baseline) if baseline is not None else None,
+        encoding=encoding,
+        prepare=prepare,
+        wait=wait,
+        patience=Patience(timeout_seconds),
+        author=author,
+        effort=Effort(threads(jobs), progress),
+        trust=trust_in(trusted_keys),
+    )
     with open_store(
         remote, storage_options, is_single_writer=single_writer, limit_bytes_per_second=limit_bytes_per_second
     ) as store:
@@ -142,83 +139,38 @@ def push_part(
 class _Run:
     """One rank's run, from what the remote holds to what came of all parts."""
 
-    def __init__(self, store: Store, source: Checkpoint, rank: Rank, options: _Options) -> None:
+    def __init__(self, store: Store, source: PartSource, rank: Rank, options: PartOptions) -> None:
         self._store = store
         self._source = source
         self._rank = rank
         self._options = options
         self._history = require_history(store)
         self._log = Log(store, self._history.id, options.trust)
-        self._path = options.baseline or default_baseline(source.root, self._log.history)
+        self._base = PartBase(store, self._log, source, options)
         key = options.author.key
         self._trust = Trust(frozenset({key.public})) if key is not None else Trust()
-        self._baseline: Baseline | None = None
 
     def run(self) -> PartResult:
         allowed = allowed_in(self._history, self._options.encoding)
         with ExitStack() as stack:
-            # A baseline that is shared is rank 0's to lock and to move.
-            if self._rank.number == 0 or self._options.baseline is not None:
-                self._baseline = stack.enter_context(Baseline(self._path))
-            head = self._find_head()
+            self._base.lock(stack, self._rank.number)
+            head = self._base.find_head()
             attempt = self._attempt_of(head)
             if attempt is not None:
-                return self._result(attempt, head, _Done(Ended("delta", head), is_recovered=True))
+                tensors = self._source.tensors or version_like(self._store, head, self._source.skipped).tensors
+                return self._result(attempt, head, _Done(Ended("delta", head), is_recovered=True), tensors)
             attempt = self._attempt(head.version.number + 1, head.blake3)
-            base = self._open_base(head)
-            work = _Work(attempt, head, base, cut(base, self._source, self._rank.count))
+            base = self._base.open(head)
+            target, shares = self._source.open(base)
+            work = _Work(attempt, head, base, target, shares)
             done = self._make_part(work, allowed)
             done = self._commit(work, done) if self._rank.number == 0 else self._wait(attempt, done)
-            return self._result(attempt, head, done)
-
-    # Where the log and the baseline stand
-
-    def _find_head(self) -> Published:
-        """The newest version; a baseline of this rank's own, or that of rank 0, is brought to it."""
-        position = self._position()
-        if self._baseline is not None and position is None:
-            newest = self._log.newest(0)
-            if newest and self._baseline.has_checkpoint:
-                head = self._log.require(newest)
-                knows_its_version(self._baseline, self._log, head, self._store.shown, self._options.trust)
-            position = self._baseline.position()
-        if position is None:
-            facts = f"is no baseline that is at a version of {self._store.shown}"
-            raise WrongBaseError(str(self._path), facts, hint=_FIRST)
-        at = self._log.check_known(position.known, f"the baseline {self._path}")
-        following = self._log.following(at, self._log.newest(position.version))
-        head = [at, *following][-1]
-        if self._baseline is not None and following:
-            catch_up(self._store, self._baseline, head, self._options.effort, self._options.trust)
-        return head
-
-    def _position(self) -> Position | None:
-        """The version at which the baseline is, as it says."""
-        if self._baseline is not None:
-            return self._baseline.position()
-        if not (self._path / STATE_FOLDER).is_dir():
-            return None
-        with open_folder(self._path / STATE_FOLDER) as home:
-            return read_position(home)
-
-    def _open_base(self, head: Published) -> Checkpoint:
-        """The baseline at the newest version; rank 0 brings it there, if it is shared, and the others wait for that."""
-
-        def look() -> Checkpoint | None:
-            position = self._position()
-            try:
-                is_there = position is not None and position.commit == head.blake3
-                return open_baseline(self._path, self._source, head) if is_there else None
-            except IncompleteError:
-                return None
-
-        facts = f"the baseline {self._path} is not at version {head.version.number} in time"
-        return self._options.patience.wait(look, lambda: too_late(self._store, facts))
+            return self._result(attempt, head, done, target.tensors)
 
     # Parts
 
     def _attempt(self, version: int, previous: bytes) -> Attempt:
-        source = _digest_of_files(self._source)
+        source = self._source.digest()
         return Attempt(self._log.history, version, previous, self._rank.count, self._rank.attempt, source)
 
     def _attempt_of(self, head: Published) -> Attempt | None:
@@ -237,10 +189,8 @@ class _Run:
         if has_part(self._store, attempt, number, self._trust):
             return _Done(Ended("part"), is_recovered=True)
         making = PartMaking(self._store, attempt, number, author, self._options.effort)
-        making.make(work.base, self._source, work.shares[number], allowed)
-        position = self._position()
-        if position is None or position.commit != attempt.previous:
-            raise ConflictError(str(self._path), "was moved while it was compared", hint="run the same command again")
+        making.make(work.base, work.target, work.shares[number], allowed)
+        self._base.check_unmoved(attempt.previous)
         making.publish()
         return _Done(Ended("part"), making.sent_bytes)
 
@@ -249,21 +199,20 @@ class _Run:
         if not self._options.wait:
             return done
         ended = wait_for_end(self._store, self._log, attempt, self._options.patience)
-        if ended.kind == "delta" and ended.published is not None and self._baseline is not None:
-            catch_up(self._store, self._baseline, ended.published, self._options.effort, self._options.trust)
+        if ended.kind == "delta" and ended.published is not None:
+            self._base.bring(ended.published)
         return replace(done, ended=ended)
 
     def _commit(self, work: _Work, done: _Done) -> _Done:
         """Make the version of all parts, once they are there."""
-        assert self._baseline is not None
         attempt, head = work.attempt, work.head
         tables = wait_for_parts(self._store, attempt, self._trust, self._options.patience)
-        with work.base.reader() as old, self._source.reader() as new:
-            sides = Sides(work.base, self._source, work.base.files_digest(old), self._source.files_digest(new))
+        with work.base.reader() as old, work.target.reader() as new:
+            sides = Sides(work.base, work.target, work.base.files_digest(old), work.target.files_digest(new))
         merged = merge(attempt, sides, work.shares, tables)
         if merged.base != head.version.target:
             facts = f"is not at version {head.version.number}, the newest of {self._store.shown}"
-            raise WrongBaseError(str(work.base.root), facts, hint="remove the baseline; dcr push makes it anew")
+            raise WrongBaseError(str(work.base.root), facts, hint=self._base.mend())
         done = replace(done, merged=merged)
         if merged.base == merged.target:
             self._store.put(unchanged_key(attempt.place), encode_unchanged(attempt))
@@ -271,7 +220,7 @@ class _Run:
         commit, sent_bytes = self._put_documents(attempt, merged)
         sent_bytes += done.sent_bytes
         size = commit.payload_bytes + commit.manifest_bytes + commit.digests_bytes
-        publication = Publication(self._store, self._log, self._baseline.home, self._options.author)
+        publication = Publication(self._store, self._log, self._base.home, self._options.author)
         publication.head = head
         anchor = publication.anchor_before()
         if self._options.prepare:
@@ -282,7 +231,7 @@ class _Run:
         publication.decide(attempt.place)
         committed = publication.commit(attempt.place, commit, anchor)
         with telling_published(committed.published):
-            catch_up(self._store, self._baseline, committed.published, self._options.effort, self._options.trust)
+            self._base.bring(committed.published)
         sent_bytes += committed.commit_bytes
         return replace(done, ended=Ended("delta", committed.published), sent_bytes=sent_bytes, delta_bytes=size)
 
@@ -294,8 +243,8 @@ class _Run:
             self._store.put(f"{VERSIONS}{attempt.place}/{name}", data)
         return documents.commit, sum(map(len, objects.values()))
 
-    def _result(self, attempt: Attempt, head: Published, done: _Done) -> PartResult:
-        source, merged, published = self._source, done.merged, done.ended.published
+    def _result(self, attempt: Attempt, head: Published, done: _Done, tensors: Sequence[Tensor]) -> PartResult:
+        merged, published = done.merged, done.ended.published
         place, target = attempt.place, merged.target if merged is not None else None
         if done.ended.kind == "same":
             place, target = head.version.place, head.version.target
@@ -305,7 +254,7 @@ class _Run:
         delta = head.version.delta if published is head else None
         return PartResult(
             remote=self._store.shown,
-            checkpoint=str(source.root),
+            checkpoint=str(self._source.root),
             history=attempt.history,
             version=place.version,
             id=place.id,
@@ -316,18 +265,12 @@ class _Run:
             base_version=attempt.version - 1,
             base=delta.base if delta is not None else head.version.target,
             target=target,
-            tensors=len(source.tensors),
-            elements=sum(tensor.elements for tensor in source.tensors),
-            dense_bytes=sum(tensor.bytes for tensor in source.tensors),
+            tensors=len(tensors),
+            elements=sum(tensor.elements for tensor in tensors),
+            dense_bytes=sum(tensor.bytes for tensor in tensors),
             changed_tensors=merged.changed_tensors if merged is not None else None,
             changed_elements=merged.changed_elements if merged is not None else None,
             delta_bytes=done.delta_bytes,
             uploaded_bytes=done.sent_bytes,
             recovered=done.is_recovered,
         )
-
-
-def _digest_of_files(source: Checkpoint) -> bytes:
-    """What tells one checkpoint from another without reading it: the names, sizes and times of its files."""
-    facts = (f"{path}\n{one.size}\n{one.mtime_ns}\n" for path, one in source.identities.items())
-    return object_digest("".join(facts).encode())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +13,16 @@ from dcr_cli.checkpoint.checkpoint import open_checkpoint
 from dcr_cli.cli import main
 from dcr_cli.cli.ranks import rank_of
 from dcr_cli.commit import commit
-from dcr_cli.errors import ConflictError, DamagedError, DcrError, NotFoundError, UsageError, WrongBaseError
+from dcr_cli.errors import ConflictError, DamagedError, NotFoundError, UsageError, WrongBaseError
 from dcr_cli.publisher.shares import cut
 from dcr_cli.push import push
-from dcr_cli.push_part import PartResult, Rank, push_part
+from dcr_cli.push_part import PartResult, Rank
 from dcr_cli.store.backend import Backend
-from faults import StoppedError
+from part_ranks import all_ranks, one_rank, results
 from published import build_all, commits, version_folder
 from receivers import fresh_copy, tree, write_rich_pair
 from store_wrappers import Allows, KillsAtCall, wrapping
 from strategies import TensorData, tensor_of, with_changes, write_checkpoint, write_tiny_steps
-
-Outcome = PartResult | BaseException
 
 
 @pytest.fixture
@@ -36,38 +33,6 @@ def steps(tmp_path: Path) -> list[Path]:
 @pytest.fixture
 def remote(tmp_path: Path) -> Path:
     return tmp_path / "remote"
-
-
-def one_rank(checkpoint: Path, remote: Path, rank: Rank, **options: object) -> Outcome:
-    try:
-        return push_part(checkpoint, remote, rank, jobs=1, **{"timeout_seconds": 60.0} | options)  # type: ignore[arg-type]
-    except (DcrError, StoppedError) as error:
-        return error
-
-
-def all_ranks(
-    checkpoint: Path, remote: Path, count: int, attempt: str = "0", *, own: Path | None = None, **options: object
-) -> list[Outcome]:
-    """What each rank's run comes to, all at the same time; with `own`, each has its baseline at that and its number."""
-    outcomes: dict[int, Outcome] = {}
-
-    def run(number: int) -> None:
-        mine = {"baseline": f"{own}-{number}"} if own is not None else {}
-        outcomes[number] = one_rank(checkpoint, remote, Rank(number, count, attempt), **options, **mine)
-
-    ranks = [threading.Thread(target=run, args=(number,)) for number in range(count)]
-    for rank in ranks:
-        rank.start()
-    for rank in ranks:
-        rank.join()
-    return [outcomes[number] for number in range(count)]
-
-
-def results(outcomes: list[Outcome]) -> list[PartResult]:
-    for outcome in outcomes:
-        if isinstance(outcome, BaseException):
-            raise outcome
-    return outcomes  # type: ignore[return-value]
 
 
 def large_pair(folder: Path) -> tuple[Path, Path]:
@@ -177,7 +142,7 @@ def test_each_rank_has_its_own_baseline(steps: list[Path], remote: Path, tmp_pat
     push(steps[0], remote, baseline=tmp_path / "own-0")
     shutil.copytree(tmp_path / "own-0", tmp_path / "own-1")
     for step in steps[1:]:
-        outcomes = all_ranks(step, remote, 2, own=tmp_path / "own")
+        outcomes = all_ranks(step, remote, 2, own=lambda number: {"baseline": f"{tmp_path}/own-{number}"})
         results(outcomes)
         assert tree(tmp_path / "own-0") == tree(tmp_path / "own-1") == tree(step)
     assert build_all(remote, tmp_path / "scratch") == [tree(step) for step in steps]

@@ -11,6 +11,7 @@ import typer
 from dcr_cli.cli.options import (
     Checkpoint,
     Encoding,
+    Layout,
     LimitRate,
     Remote,
     SingleWriter,
@@ -36,8 +37,12 @@ def push(
     session: Session,
     checkpoint: Checkpoint,
     remote: Remote,
+    layout: Layout = None,
     base: Annotated[
         str | None, typer.Option("--base", metavar="DIR", help="A checkpoint at the newest version; keep no baseline.")
+    ] = None,
+    base_layout: Annotated[
+        str | None, typer.Option("--base-layout", metavar="FILE", help="As --layout, of the shards of --base.")
     ] = None,
     baseline: Annotated[
         str | None,
@@ -102,7 +107,6 @@ def push(
 
     if part is not None:
         alone = {
-            "--base": base,
             "--baseline-link": baseline_link,
             "--encodings": encodings,
             "--no-delta": no_delta,
@@ -118,6 +122,10 @@ def push(
             path_of(checkpoint, "CHECKPOINT"),
             remote,
             rank_of(part, attempt, os.environ),
+            is_launched=attempt is None,
+            layout=path_of(layout, "--layout") if layout is not None else None,
+            base=path_of(base, "--base") if base is not None else None,
+            base_layout=path_of(base_layout, "--base-layout") if base_layout is not None else None,
             baseline=path_of(baseline, "--baseline") if baseline is not None else None,
             encoding=encoding,
             prepare=prepare,
@@ -139,7 +147,9 @@ def push(
         result = run(
             path_of(checkpoint, "CHECKPOINT"),
             remote,
+            layout=path_of(layout, "--layout") if layout is not None else None,
             base=path_of(base, "--base") if base is not None else None,
+            base_layout=path_of(base_layout, "--base-layout") if base_layout is not None else None,
             baseline=path_of(baseline, "--baseline") if baseline is not None else None,
             baseline_link=baseline_link,
             encodings=encodings.split(",") if encodings is not None else None,
@@ -166,12 +176,20 @@ def push(
     return session.finish(result, lambda: pushes.push_lines(result))
 
 
-def _push_part(session: Session, checkpoint: Path, remote: str, place: tuple[int, int, str], **options: Any) -> int:
+def _push_part(
+    session: Session,
+    checkpoint: Path,
+    remote: str,
+    place: tuple[int, int, str],
+    *,
+    is_launched: bool,
+    **options: Any,
+) -> int:
     from dcr_cli.push_part import Rank, push_part as run
     from dcr_cli.report import pushes
 
     with session.progress() as progress:
-        result = run(checkpoint, remote, Rank(*place), jobs=session.jobs, progress=progress, **options)
+        result = run(checkpoint, remote, Rank(*place, is_launched), jobs=session.jobs, progress=progress, **options)
     session.note_idle(options["skip"], str(checkpoint))
     return session.finish(result, lambda: pushes.part_lines(result))
 

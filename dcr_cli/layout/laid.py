@@ -8,7 +8,7 @@ put together: what is read is gathered when it is asked for.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -57,17 +57,23 @@ class LaidCheckpoint(Checkpoint):
 
     def files_digest(self, reader: Reader) -> list[FileDigest]:
         """As of any checkpoint: the headers and files of the one that it is like, and its own sidecars."""
-        return self._files_digest(self.shards, reader)
+        if self.like is None:
+            return self._files_digest(self.shards, self.sidecars, reader)
+        assert isinstance(reader, LaidReader)
+        own = [sidecar for sidecar in self.sidecars if sidecar.path in self.identities]
+        records = {record.path: record for record in reader.files_of_like()}
+        records |= {record.path: record for record in self._files_digest((), own, reader)}
+        return [records[path] for path in sorted(records)]
 
     def local_files_digest(self, reader: Reader) -> list[FileDigest]:
         """The same of the files that there are."""
-        return self._files_digest(self.local, reader)
+        return self._files_digest(self.local, self.sidecars, reader)
 
-    def _files_digest(self, shards: Sequence[Shard], reader: Reader) -> list[FileDigest]:
+    def _files_digest(self, shards: Sequence[Shard], sidecars: Sequence[Sidecar], reader: Reader) -> list[FileDigest]:
         records = [
             FileDigest(each.path, SHARD, len(each.header.raw), object_digest(each.header.raw)) for each in shards
         ]
-        for sidecar in self.sidecars:
+        for sidecar in sidecars:
             hasher = ObjectHasher()
             for part in reader.parts_of(sidecar.path):
                 hasher.update(part)
@@ -138,6 +144,11 @@ class LaidReader(Reader):
         if self._like is not None:
             self._like.check_unchanged()
 
+    def files_of_like(self) -> list[FileDigest]:
+        """The records of the files of the checkpoint that it is like."""
+        assert self._laid.like is not None
+        return self._laid.like.files_digest(self._others)
+
     def _is_own(self, path: str) -> bool:
         return path in self._laid.identities
 
@@ -154,13 +165,13 @@ def lay(shards: RankShards, layout: Layout, like: Checkpoint | None) -> LaidChec
     once and the shards hold what the layout says, and no tensor besides; UnsupportedError where a rule is of a kind
     that is not known, or calls a function that it may not.
     """
-    _check_shards(shards, layout)
+    _check_shards(shards, layout, layout.shards)
     if layout.skipped and like is None:
         facts = f"skips tensors, and there is no base to take them from: {listed(sorted(layout.skipped))}"
         raise UnsupportedError(layout.what, facts, hint="compare with a checkpoint that has them")
     if like is not None:
         check_like(layout, like)
-    sources = _sources(shards, layout)
+    sources = _sources(shards, layout, layout.shards)
     places, tensors = (like.shards, like.tensors) if like is not None else _thought_of(layout)
     by_name = {tensor.name: tensor for tensor in tensors}
     sidecars = _sidecars(shards, layout, like)
@@ -181,8 +192,51 @@ def lay(shards: RankShards, layout: Layout, like: Checkpoint | None) -> LaidChec
     )
 
 
-def _sources(shards: RankShards, layout: Layout) -> dict[str, Source]:
-    """Where every canonical tensor comes from but those that are skipped."""
+@dataclass(frozen=True, slots=True)
+class PartOfCheckpoint(LaidCheckpoint):
+    """What some of the shards of a checkpoint hold: `sources` are of no more than what these own, replicas left out, so
+    that nothing but they says what can be read."""
+
+    def reader(self) -> LaidReader:
+        return _PartReader(self)
+
+
+class _PartReader(LaidReader):
+    def read_into(self, tensor: Tensor, byte_offset: int, buffer: bytearray | memoryview | npt.NDArray[Any]) -> None:
+        raise ValueError(f"of tensor {tensor.name!r} some elements are elsewhere")
+
+
+def lay_part(shards: RankShards, layout: Layout, like: Checkpoint, own: Collection[str]) -> PartOfCheckpoint:
+    """See the shards `own`, some of those of a layout, in the shards of `like`; others need not be there.
+
+    DamagedError as `lay`; UnsupportedError where a rule makes a tensor of what may be elsewhere.
+    """
+    if layout.rules:
+        facts = f"makes tensors by rules, and some shards alone do not do: {listed(sorted(layout.rules))}"
+        raise UnsupportedError(layout.what, facts, hint="push without --part: one process reads all shards")
+    _check_shards(shards, layout, own)
+    check_like(layout, like)
+    sources = _sources(shards, layout, own)
+    sidecars = _sidecars(shards, layout, like)
+    by_name = {tensor.name: tensor for tensor in like.tensors}
+    return PartOfCheckpoint(
+        shards.root,
+        like.shards,
+        sidecars,
+        like.tensors,
+        by_name,
+        shards.skipped,
+        dict(shards.identities),
+        shards.strangers,
+        sources,
+        like,
+        layout,
+        tuple(shards.shards.values()),
+    )
+
+
+def _sources(shards: RankShards, layout: Layout, own: Collection[str]) -> dict[str, Source]:
+    """Where every canonical tensor comes from but those that are skipped: from shards that are `own`."""
     coverage = Coverage(layout)
     begins = {
         path: {entry.name: len(shard.header.raw) + entry.begin for entry in shard.header.tensors}
@@ -195,9 +249,14 @@ def _sources(shards: RankShards, layout: Layout) -> dict[str, Source]:
         if name not in read:
             continue
         owners = coverage.owners_of(name, forms[name], placed)
-        held = [Held(each, begins[each.path][each.name]) for each in placed]
-        own, again = (Boxes([held[number] for number in numbers]) for numbers in (owners.owners, owners.replicas))
-        stored[name] = Sources(name, forms[name], own, again)
+        held = {
+            number: Held(each, begins[each.path][each.name]) for number, each in enumerate(placed) if each.path in own
+        }
+        owned, again = (
+            Boxes([held[number] for number in numbers if number in held])
+            for numbers in (owners.owners, owners.replicas)
+        )
+        stored[name] = Sources(name, forms[name], owned, again)
     rules = layout.rules
     return {
         name: residual_source(name, layout, stored[rules[name].of]) if name in rules else stored[name]
@@ -206,9 +265,10 @@ def _sources(shards: RankShards, layout: Layout) -> dict[str, Source]:
     }
 
 
-def _check_shards(shards: RankShards, layout: Layout) -> None:
-    """Raise DamagedError unless the shards hold the local tensors of the layout, and no others."""
-    missing = [path for path in layout.shards if path not in shards.shards]
+def _check_shards(shards: RankShards, layout: Layout, own: Collection[str]) -> None:
+    """Raise DamagedError unless those that are needed are there, and all that are hold the local tensors of the layout,
+    and no others."""
+    missing = [path for path in own if path not in shards.shards]
     if missing:
         raise DamagedError(str(shards.root), f"shards of the layout are missing: {listed(missing)}")
     for path in shards.shards:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from dcr_cli.checkpoint.checkpoint import Checkpoint, open_checkpoint
-from dcr_cli.checkpoint.folder import Files, scan
+from dcr_cli.checkpoint.folder import Files, Identity, scan
 from dcr_cli.checkpoint.header import read_header
 from dcr_cli.checkpoint.in_progress import LAYOUT_NOTE
 from dcr_cli.checkpoint.parts import SHARD_SUFFIX, is_weight_map
@@ -16,7 +17,7 @@ from dcr_cli.layout.dcp import SHARDING_INFO, dcp_layout
 from dcr_cli.layout.document import read_layout
 from dcr_cli.layout.laid import lay
 from dcr_cli.layout.layout import Form, Layout
-from dcr_cli.layout.shards import open_shards
+from dcr_cli.layout.shards import RankShards, open_shards
 
 
 def open_any(
@@ -35,15 +36,64 @@ def open_any(
     without it, a single shard is thought of. Raises as open_checkpoint, and DamagedError where the shards and the
     layout do not agree.
     """
+    return look_at(root, layout=layout, skip=skip, what=what).like(like)
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A folder that was looked at: a checkpoint, or shards that are one once it is known in the files of which other.
+
+    `layout` says of shards what they hold; without it, they say so themselves.
+    """
+
+    opened: Checkpoint | RankShards
+    layout: Layout | None
+
+    @property
+    def root(self) -> Path:
+        return self.opened.root
+
+    @property
+    def identities(self) -> Mapping[str, Identity]:
+        return self.opened.identities
+
+    @property
+    def skipped(self) -> tuple[str, ...]:
+        return self.opened.skipped
+
+    @property
+    def is_sharded(self) -> bool:
+        return isinstance(self.opened, RankShards)
+
+    def like(self, other: Checkpoint | None) -> Checkpoint:
+        """The checkpoint that it holds, as open_any says."""
+        if isinstance(self.opened, Checkpoint):
+            return self.opened
+        return lay(self.opened, self.layout_like(other), other)
+
+    def layout_like(self, other: Checkpoint | None) -> Layout:
+        """What its shards hold, if it has shards of ranks: they alone do not say how large a tensor is."""
+        if self.layout is not None:
+            return self.layout
+        assert isinstance(self.opened, RankShards)
+        return dcp_layout(self.opened, forms_of(other) if other is not None else None)
+
+
+def look_at(
+    root: str | os.PathLike[str],
+    *,
+    layout: Layout | str | Path | None = None,
+    skip: Sequence[str] = (),
+    what: str = "checkpoint",
+) -> Given:
+    """Look at the folder at `root`, as open_any does, before it is known what it is compared with."""
     note = Path(root) / LAYOUT_NOTE
     if layout is not None or os.path.isfile(note):
         known = layout if isinstance(layout, Layout) else read_layout(layout or note)
-        return lay(open_shards(root, skip=skip, what=what), known, like)
+        return Given(open_shards(root, skip=skip, what=what), known)
     if is_sharded(root, skip=skip):
-        shards = open_shards(root, skip=skip, what=what)
-        forms = forms_of(like) if like is not None else None
-        return lay(shards, dcp_layout(shards, forms), like)
-    return open_checkpoint(root, skip=skip, what=what)
+        return Given(open_shards(root, skip=skip, what=what), None)
+    return Given(open_checkpoint(root, skip=skip, what=what), None)
 
 
 def layout_given(path: str | Path | None, functions: Sequence[str]) -> Layout | None:

@@ -235,10 +235,10 @@ class Baseline(KeptBaseline):
             self.root.sync(path)
 
 
-def open_baseline(path: Path, source: Checkpoint, head: Published) -> Checkpoint:
-    """Open a baseline that is at `head`, but for what was left out of `source`, which must not be part of it."""
+def open_baseline(path: Path, skip: Sequence[str], head: Published) -> Checkpoint:
+    """Open a baseline that is at `head`, but for what was left out of the source, which must not be part of it."""
     found = open_checkpoint(path, what="baseline")
-    left_out = open_checkpoint(path, skip=source.skipped, what="baseline")
+    left_out = open_checkpoint(path, skip=skip, what="baseline")
     gone = found.identities.keys() - left_out.identities.keys()
     if gone:
         facts = f"leaves out {min(gone)}, which version {head.version.number} has"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dcr_cli.checkpoint.checkpoint import Checkpoint
 from dcr_cli.errors import UsageError
+from dcr_cli.layout.opening import Given
 from dcr_cli.remote.signing import Trust
 
 
@@ -14,7 +14,7 @@ from dcr_cli.remote.signing import Trust
 class PushOptions:
     """How to publish. `base` is a checkpoint at the newest version, without which a baseline is kept."""
 
-    base: Checkpoint | None = None
+    base: Given | None = None
     baseline: Path | None = None
     baseline_link: bool = False
     encodings: tuple[str, ...] | None = None
@@ -29,6 +29,15 @@ class PushOptions:
         if self.base is not None and (self.baseline_link or self.no_delta):
             raise UsageError("push", "--base excludes --baseline-link and --no-delta", hint="dcr push --help")
         check_anchor_every(self.anchor_every)
+
+    def check_sharded(self) -> None:
+        """Raise UsageError if what is asked for needs a checkpoint's own files, and shards of ranks are published."""
+        if self.baseline_link:
+            facts = "a baseline is a checkpoint in canonical form, and no second name of shards of ranks"
+            raise UsageError("--baseline-link", facts, hint="leave it out")
+        if self.anchor_every is not None and self.base is not None:
+            facts = "an anchor is made of a baseline, and with --base and shards of ranks there is none"
+            raise UsageError("--anchor-every", facts, hint="leave it out; dcr anchor adds the files of a checkpoint")
 
     @property
     def keeps_baseline(self) -> bool:

@@ -5,22 +5,25 @@ Which share is whose is shares.py's matter; what the parts make together, mergin
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Protocol, TypeVar
 
-from dcr_cli.checkpoint.checkpoint import Checkpoint, FileDigest, Reader
+from dcr_cli.checkpoint.checkpoint import Checkpoint, FileDigest, Reader, Tensor
 from dcr_cli.checkpoint.digest import TensorDigest, add, digest_bytes, no_digest, object_digest
 from dcr_cli.content import Workers
 from dcr_cli.delta.choice import Allowed
 from dcr_cli.delta.encoder import PieceEncoder
-from dcr_cli.delta.encoding import Encoding, LoadBlock, block_elements
+from dcr_cli.delta.encoding import Elements, Encoding, LoadBlock, block_elements
 from dcr_cli.delta.feed import PieceFeed, write_file
 from dcr_cli.delta.manifest import Run
 from dcr_cli.delta.payload import PayloadWriter
 from dcr_cli.delta.scan import Part, Scanned, Scanner
+from dcr_cli.layout.laid import LaidCheckpoint
 from dcr_cli.publisher.committing import Author
+from dcr_cli.publisher.piece_scanning import PieceScanner
 from dcr_cli.publisher.shares import Slice
 from dcr_cli.publisher.uploads import Uploads
 from dcr_cli.receiver.install.gather import Effort
@@ -41,6 +44,8 @@ from dcr_cli.remote.part import (
 )
 from dcr_cli.store.store import Store
 
+Result = TypeVar("Result")
+
 # A rank keeps no copy of what it sends: so many payloads at a time are in memory.
 _UPLOADS = 2
 
@@ -49,6 +54,7 @@ _UPLOADS = 2
 class _Row:
     """What is known of a slice so far."""
 
+    number: int
     slice: Slice
     base_digest: TensorDigest = field(default_factory=no_digest)
     target_digest: TensorDigest = field(default_factory=no_digest)
@@ -82,8 +88,11 @@ class PartMaking:
             identity = {"history": self._attempt.history, "version": str(place.version), "id": place.id}
             emit = partial(self._emit, uploads)
             writer = PayloadWriter(emit, identity=identity, first=self._rank, step=self._attempt.ranks)
-            comparing = _Comparing(Scanner(*readers, allowed), workers, writer, allowed, self._effort.jobs)
-            rows = comparing.compare(share)
+            scanner: _Scans = Scanner(*readers, allowed)
+            if isinstance(target, LaidCheckpoint):
+                scanner = PieceScanner((base, target), readers, share, allowed)
+            comparing = _Comparing(scanner, workers, writer, allowed, self._effort.jobs)
+            rows = _unless_changed(readers, partial(comparing.compare, share))
             file_runs = _write_files(writer, base, target, readers) if self._rank == 0 else ()
             payloads = writer.finish()
             uploads.finish()
@@ -107,16 +116,36 @@ class PartMaking:
         uploads.submit(lambda: self._store.put(f"{VERSIONS}{self._attempt.place}/{name}", data))
 
 
+def _unless_changed(readers: tuple[Reader, Reader], work: Callable[[], Result]) -> Result:
+    """What `work` returns. A block that is read twice, and is another then, may not be coded: ConflictError says so."""
+    try:
+        return work()
+    except ValueError:
+        for reader in readers:
+            reader.check_unchanged()
+        raise
+
+
+class _Scans(Protocol):
+    """Compares blocks, as a Scanner."""
+
+    def scan_all(self, parts: Sequence[Part]) -> list[Scanned]: ...
+
+    def load(self, part: Part) -> tuple[Elements, Elements]: ...
+
+    def is_sent_whole(self, tensor: Tensor) -> bool: ...
+
+
 class _Comparing:
     """Compares the slices of a share, in order."""
 
-    def __init__(self, scanner: Scanner, workers: Workers, writer: PayloadWriter, allowed: Allowed, jobs: int) -> None:
+    def __init__(self, scanner: _Scans, workers: Workers, writer: PayloadWriter, allowed: Allowed, jobs: int) -> None:
         self._scanner = scanner
         self._workers = workers
         self._encoder = PieceEncoder(workers.pool, writer, allowed, tasks=2 * jobs)
 
     def compare(self, share: tuple[Slice, ...]) -> list[_Row]:
-        rows = [_Row(each) for each in share]
+        rows = [_Row(number, each) for number, each in enumerate(share)]
         parts = (part for index, each in enumerate(share) for part in _blocks(index, each))
         total = sum(each.elements * each.tensor.dtype.width for each in share)
         for scanned in self._workers.results(self._scanner.scan_all, parts, total):
@@ -132,15 +161,15 @@ class _Comparing:
             return
         if row.feed is None:
             whole = each.base is None or self._scanner.is_sent_whole(each.tensor)
-            row.feed = PieceFeed(self._encoder, each.tensor.dtype, partial(self._unchanged, each), whole=whole)
+            row.feed = PieceFeed(self._encoder, each.tensor.dtype, partial(self._unchanged, row), whole=whole)
         sides = scanned.sides
         row.feed.add(scanned.draft, partial(self._scanner.load, part) if sides is None else lambda: sides)
         if part.start + part.elements == each.start + each.elements:
             row.feed.end(partial(_remember, row))
             row.changed, row.feed = row.feed.changed, None
 
-    def _unchanged(self, each: Slice, block: int) -> tuple[int, LoadBlock]:
-        part = _block(-1, each, block)
+    def _unchanged(self, row: _Row, block: int) -> tuple[int, LoadBlock]:
+        part = _block(row.number, row.slice, block)
         return part.elements, partial(self._scanner.load, part)
 
 

@@ -8,14 +8,25 @@ from dcr_cli.checkpoint.digest import State
 from dcr_cli.errors import UsageError
 from dcr_cli.remote.part import MOST_ATTEMPT_CHARACTERS, MOST_RANKS
 
+_NO_ATTEMPT = "0"
+
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """Which of how many parts, from 0; `attempt` is a text that all ranks of one attempt share, and no other has."""
+    """Which of how many parts, from 0; `attempt` is a text that all ranks of one attempt share, and no other has.
+
+    `is_launched`: it is a launcher's, the same for all checkpoints that its processes publish.
+    """
 
     number: int
     count: int
-    attempt: str = "0"
+    attempt: str = _NO_ATTEMPT
+    is_launched: bool = False
+
+    @property
+    def names_checkpoint(self) -> bool:
+        """Whether the attempt tells one checkpoint from another."""
+        return self.attempt != _NO_ATTEMPT and not self.is_launched
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,6 +60,7 @@ class Pushing:
 
     def _begin_history(self) -> History:
         """Begin a history, unless somebody else is faster; the place of its baseline is known to be there before."""
+        self._source.check_files(self._store.shown)
         own = History(new_id(), self._options.encodings or ENCODINGS, self._author.now(), self._author.publisher)
         if self._options.keeps_baseline:
             with Baseline(self._options.baseline or default_baseline(self._source.root, own.id)) as baseline:
@@ -113,7 +114,7 @@ class Pushing:
         """Publish the anchor of the version that was just committed."""
         source = self._source.checkpoint
         if self._options.keeps_baseline:
-            source = open_checkpoint(baseline.path, skip=source.skipped, what="baseline")
+            source = open_checkpoint(baseline.path, skip=self._source.skipped, what="baseline")
         self._send_anchor(source, AnchorPlan(history, published.version.place, published.version.target), None)
 
     # An anchor
@@ -122,6 +123,7 @@ class Pushing:
         """Publish a version that starts from nothing: its files as they are."""
         history, head = publication.history, publication.head
         self._options.check_anchor()
+        self._source.check_files(self._store.shown)
         source, state = self._anchor_source(baseline)
         if head is not None and head.version.target == state:
             drop_outgoing(baseline.home)
@@ -154,7 +156,7 @@ class Pushing:
         """What an anchor is published from: the baseline, made now, which nobody changes; else the source itself."""
         if self._options.keeps_baseline:
             state = self._source.fill(baseline)
-            return open_checkpoint(baseline.path, skip=self._source.checkpoint.skipped, what="baseline"), state
+            return open_checkpoint(baseline.path, skip=self._source.skipped, what="baseline"), state
         return self._source.checkpoint, self._source.read()
 
     # What comes of it

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from dcr_cli.checkpoint.checkpoint import Checkpoint
 from dcr_cli.errors import ConflictError
+from dcr_cli.layout.opening import Given
 
 
 def check_ready(checkpoint: Path, ready: str | None) -> None:
@@ -15,7 +15,7 @@ def check_ready(checkpoint: Path, ready: str | None) -> None:
         raise ConflictError(str(checkpoint), f"is not ready: {ready} is not there yet", hint="try again later")
 
 
-def check_settled(source: Checkpoint, settle_seconds: float, now: float) -> None:
+def check_settled(source: Given, settle_seconds: float, now: float) -> None:
     """Raise ConflictError if a file was written less than so many seconds ago."""
     path, newest = max(source.identities.items(), key=lambda pair: pair[1].mtime_ns)
     age = now - newest.mtime_ns / 1e9

@@ -7,6 +7,7 @@ from dcr_cli.delta.output import DeltaOutput
 from dcr_cli.errors import WrongBaseError
 from dcr_cli.publisher.baseline import KeptBaseline, default_baseline, open_baseline
 from dcr_cli.publisher.catching_up import find_recorded
+from dcr_cli.publisher.likeness import base_of
 from dcr_cli.publisher.options import PushOptions
 from dcr_cli.publisher.publication import find_head
 from dcr_cli.publisher.push_result import SAME, Ending, PushResult, Sizes, Subject, push_result
@@ -22,31 +23,37 @@ from dcr_cli.store.store import Store
 def rehearse_push(store: Store, source: Source, options: PushOptions, effort: Effort) -> PushResult:
     """Say what a push would publish; it raises what that would raise before it writes."""
     history = read_history(store, is_denied_absent=True)
-    subject = Subject(
-        store.shown, history.id if history is not None else "", str(source.root), source.checkpoint.tensors
-    )
     if history is None:
-        options.check_anchor()
-        return _whole(subject, source, None)
+        return _whole(store, source, options)
     allowed = allowed_by(history, options)
     log = Log(store, history.id, options.trust)
     with KeptBaseline(options.baseline or default_baseline(source.root, history.id)) as baseline:
         head = find_head(log, baseline.position(), f"the baseline {baseline.path}")
         if head is None or options.no_delta:
-            options.check_anchor()
-            return _whole(subject, source, head)
+            return _whole(store, source, options, history=history.id, head=head)
         start = Start(store, log, source, options, effort, allowed)
-        base = options.base or _base(start, baseline, head)
+        base = base_of(options.base, store, head) if options.base is not None else _base(start, baseline, head)
         with DeltaOutput(None, outside=(), dry_run=True) as sink:
             found = start.compare(sink, base=base, head=head)
     changed = found.changed_tensors, found.changed_elements
     ending = Ending(SAME if found.same else DELTA, head, None, found.target, changed)
+    subject = _subject(store, history.id, source)
     return push_result(subject, ending, sizes=Sizes(found.delta_bytes), dry_run=True)
 
 
-def _whole(subject: Subject, source: Source, head: Published | None) -> PushResult:
+def _whole(
+    store: Store, source: Source, options: PushOptions, *, history: str = "", head: Published | None = None
+) -> PushResult:
+    """What a version would be that starts from nothing."""
+    options.check_anchor()
+    source.check_files(store.shown)
+    subject = _subject(store, history, source)
     ending = Ending(ANCHOR, head, None, source.read())
     return push_result(subject, ending, sizes=Sizes(source.bytes), dry_run=True)
+
+
+def _subject(store: Store, history: str, source: Source) -> Subject:
+    return Subject(store.shown, history, str(source.root), source.checkpoint.tensors)
 
 
 def _base(start: Start, baseline: KeptBaseline, head: Published) -> Checkpoint:
@@ -54,15 +61,14 @@ def _base(start: Start, baseline: KeptBaseline, head: Published) -> Checkpoint:
     which one would be made. WrongBaseError where it would come from the remote first."""
     at, is_there = _version_of(baseline, start.log, head), True
     if at is None:
-        published, is_there = start.log.find_state(start.source.read(), head.version.number), False
+        published, is_there = start.version_of_source(head), False
         if published is None and not baseline.is_begun:
             raise start.nothing_known()
         at = published.version.number if published is not None else 0
     if at < head.version.number:
         facts = f"is behind version {head.version.number}, and a dry run does not bring it there"
         raise WrongBaseError(str(baseline.path), facts, hint="dcr push without --dry-run does")
-    checkpoint = start.source.checkpoint
-    return open_baseline(baseline.path, checkpoint, head) if is_there else checkpoint
+    return open_baseline(baseline.path, start.source.skipped, head) if is_there else start.source.checkpoint
 
 
 def _version_of(baseline: KeptBaseline, log: Log, head: Published) -> int | None:

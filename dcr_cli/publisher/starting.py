@@ -15,6 +15,7 @@ from dcr_cli.fetch.source import signers_of
 from dcr_cli.publisher.baseline import Baseline, open_baseline
 from dcr_cli.publisher.catching_up import catch_up, knows_its_version
 from dcr_cli.publisher.encodings import allowed_in
+from dcr_cli.publisher.likeness import base_of
 from dcr_cli.publisher.options import PushOptions
 from dcr_cli.publisher.source import Source
 from dcr_cli.receiver.install.gather import Effort
@@ -38,19 +39,19 @@ class Start:
     def base(self, baseline: Baseline, head: Published) -> Checkpoint:
         """The checkpoint that the delta starts from, at the newest version as far as is known without reading it."""
         if self.options.base is not None:
-            return self.options.base
+            return base_of(self.options.base, self.store, head)
         shown, trust = self.store.shown, self.options.trust
         if not (baseline.has_checkpoint and knows_its_version(baseline, self.log, head, shown, trust)):
             self._begin(baseline, head)
         position = baseline.position()
         if position is not None and position.version < head.version.number:
             self._catch_up(baseline, head)
-        return open_baseline(baseline.path, self.source.checkpoint, head)
+        return open_baseline(baseline.path, self.source.skipped, head)
 
     def _begin(self, baseline: Baseline, head: Published) -> None:
         """Make the baseline from the checkpoint itself, if it is at one of the newest versions; one that was begun and
         whose checkpoint is another now comes from the remote."""
-        published = self.log.find_state(self.source.read(), head.version.number)
+        published = self.version_of_source(head)
         if published is not None:
             self.source.fill(baseline)
             baseline.move_to(position_at(published, self.store.shown, signers_of(self.options.trust, published)))
@@ -60,10 +61,15 @@ class Start:
         else:
             raise self.nothing_known()
 
+    def version_of_source(self, head: Published) -> Published | None:
+        """The newest version that is what is published, of which a baseline can be made, if there is one."""
+        return None if self.source.is_sharded else self.log.find_state(self.source.read(), head.version.number)
+
     def nothing_known(self) -> WrongBaseError:
         """The error that nothing is there to start from."""
         facts = f"holds history {self.log.history}, and neither a baseline nor {self.source.root} is at a version of it"
-        hint = "give --base, a checkpoint at its newest version, or --no-delta, or use another address"
+        other = "--no-delta" if not self.source.is_sharded else "--baseline, where one is"
+        hint = f"give --base, a checkpoint at its newest version, or {other}, or use another address"
         return WrongBaseError(self.store.shown, facts, hint=hint)
 
     def _catch_up(self, baseline: Baseline, head: Published) -> None:
@@ -74,7 +80,7 @@ class Start:
         found = diff_into(
             sink,
             base,
-            self.source.checkpoint,
+            self.source.see_like(base),
             allowed=self.allowed,
             jobs=self.effort.jobs,
             progress=self.effort.progress,

@@ -1,0 +1,179 @@
+"""Compares pieces that are boxes of tensors, block by block, each side read from where its elements lie, in any number
+of threads.
+
+Which pieces are whose is rank_shares.py's matter; the bytes of blocks are encoding.py's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+import dcr_kernels as kernels
+from dcr_cli.checkpoint.checkpoint import Checkpoint, Reader, Tensor
+from dcr_cli.checkpoint.digest import TensorDigest, add, no_digest
+from dcr_cli.checkpoint.names import listed, shown
+from dcr_cli.delta.choice import Allowed
+from dcr_cli.delta.encoding import Elements, compare_block, uint_dtype
+from dcr_cli.delta.scan import Part, Scanned, is_sent_whole
+from dcr_cli.delta.strided import spans
+from dcr_cli.errors import UnsupportedError
+from dcr_cli.layout.box import Box, Rectangle, compose, whole_box
+from dcr_cli.layout.gather import Boxes, Gatherer, Held, Sources
+from dcr_cli.layout.laid import LaidCheckpoint
+from dcr_cli.layout.layout import Form, Placed
+from dcr_cli.publisher.box_cutting import region_of
+from dcr_cli.publisher.shares import Slice
+
+# Runs of consecutive elements of at least so many bytes are digested one by one, shorter ones element by element.
+_RUN_BYTES = 2048
+# Positions within a block's reach are numbers of 32 bits.
+_REACH_ELEMENTS = 1 << 32
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a piece lies: in its tensor, whose element `start` is its first one, on the base's side, and on the
+    target's, unless that is the base's."""
+
+    start: int
+    region: Box
+    base: Sources
+    target: Sources | None
+
+
+class PieceScanner:
+    """Scans the blocks of a share's slices, whose number a part has as its row. A part begins as many elements after
+    the first one of its slice as come before it in the slice's own order.
+
+    UnsupportedError if a shard that holds some of them is not there.
+    """
+
+    def __init__(
+        self,
+        sides: tuple[Checkpoint, Checkpoint],
+        readers: tuple[Reader, Reader],
+        share: Sequence[Slice],
+        allowed: Allowed,
+    ) -> None:
+        self._allowed = allowed
+        self._base, self._target = (Gatherer(reader) for reader in readers)
+        self._places = {number: _place(sides, each) for number, each in enumerate(share) if each.elements}
+
+    def scan_all(self, parts: Sequence[Part]) -> list[Scanned]:
+        """Scan parts one after the other."""
+        return [self._scan(part) for part in parts]
+
+    def load(self, part: Part) -> tuple[Elements, Elements]:
+        """Both sides of a part, in memory of their own."""
+        place = self._places[part.row]
+        old = _read(self._base, place.base, part, part.start - place.start)
+        # A tensor that no shard holds is what it was.
+        if place.target is None:
+            return old, old
+        return old, _read(self._target, place.target, part, part.start - place.start)
+
+    def is_sent_whole(self, tensor: Tensor) -> bool:
+        """As for a tensor that is compared as it lies."""
+        return is_sent_whole(tensor, self._allowed)
+
+    def _scan(self, part: Part) -> Scanned:
+        old, new = self.load(part)
+        whole, dtype = self.is_sent_whole(part.tensor), part.tensor.dtype
+        region, start = self._places[part.row].region, part.start - self._places[part.row].start
+        is_one_run = all(axis.local == 1 for axis in region.axes)
+        offset = part.start * dtype.width if is_one_run else 0
+        context, gap = self._allowed.context and not whole, self._allowed.gap and not whole
+        found = compare_block(old, new, offset, dtype, context=context, gap=gap)
+        base_digest, growth = found.digest, found.growth
+        if not is_one_run:
+            base_digest = digest_of(region, start, old)
+            growth = no_digest() if found.draft is None else _growth(region, start, old, new)
+        return Scanned(part, base_digest, add(base_digest, growth), found.draft)
+
+
+def digest_of(region: Box, start: int, elements: Elements) -> TensorDigest:
+    """What consecutive elements of a piece, from number `start` on, add to the digest of their tensor."""
+    total = no_digest()
+    width = elements.itemsize
+    for part in region.rectangles(start, start + len(elements)):
+        values = elements[part.canonical - start : part.canonical - start + part.elements]
+        run = part.counts[-1] if region.axes and region.axes[-1].local == 1 else 1
+        if run * width < _RUN_BYTES:
+            flat = _flat(region, part, part.counts)
+            total = add(total, _growth_at(flat, np.zeros_like(values), values))
+            continue
+        for number, first in enumerate(_flat(region, part, part.counts[:-1]).tolist()):
+            total = add(total, kernels.digest(values[number * run : (number + 1) * run], first * width))
+    return total
+
+
+def _growth(region: Box, start: int, old: Elements, new: Elements) -> TensorDigest:
+    """What the digest of their tensor grows by where elements of a piece, from number `start` on, are others."""
+    positions = kernels.scan(old, new)
+    flat = region.find(positions.astype(np.int64) + start)[1]
+    return _growth_at(flat, kernels.gather(old, positions), kernels.gather(new, positions))
+
+
+def _growth_at(flat: NDArray[np.int64], old: Elements, new: Elements) -> TensorDigest:
+    total = no_digest()
+    for span, begin, end in spans(flat, _REACH_ELEMENTS):
+        first = span * _REACH_ELEMENTS
+        positions = (flat[begin:end] - first).astype(np.uint32)
+        grown = kernels.digest_changes(positions, old[begin:end], new[begin:end], first * old.itemsize)
+        total = add(total, grown)
+    return total
+
+
+def _flat(region: Box, part: Rectangle, counts: Sequence[int]) -> NDArray[np.int64]:
+    """Flat indices in the tensor of a rectangle's elements along its first axes, in order."""
+    flat = np.array([part.local], np.int64)
+    for axis, count in zip(region.axes, counts, strict=False):
+        flat = (flat[:, None] + np.arange(count, dtype=np.int64) * axis.local).reshape(-1)
+    return flat
+
+
+def _read(gatherer: Gatherer, sources: Sources, part: Part, start: int) -> Elements:
+    out: Elements = np.empty(part.elements, uint_dtype(part.tensor.dtype.width))
+    gatherer.read(sources, start, out)
+    return out
+
+
+def _place(sides: tuple[Checkpoint, Checkpoint], each: Slice) -> _Place:
+    region = region_of(each.box, each.tensor.shape, each.elements)
+    old, new = sides
+    is_own = isinstance(new, LaidCheckpoint) and each.tensor.name in new.sources
+    return _Place(each.start, region, _side(old, each, region), _side(new, each, region) if is_own else None)
+
+
+def _side(checkpoint: Checkpoint, each: Slice, region: Box) -> Sources:
+    """Where a piece lies on one side, in its own order."""
+    tensor = checkpoint.by_name[each.tensor.name]
+    found = [
+        Held(held.placed._replace(box=box), held.begin)
+        for held in _held(checkpoint, tensor)
+        for box in compose(region, held.box)
+    ]
+    if sum(held.box.elements for held in found) < each.elements:
+        there = sorted({held.placed.path for held in found})
+        facts = f"of its piece from element {each.start} on, some lies in no shard that is there: {listed(there)}"
+        raise UnsupportedError(
+            f"tensor {shown(tensor.name)} of {checkpoint.root}",
+            facts,
+            hint="the base of a rank's part lies in the same shards, or in a folder that all ranks see",
+        )
+    return Sources(tensor.name, Form(tensor.dtype.name, (each.elements,)), Boxes(found), Boxes(()))
+
+
+def _held(checkpoint: Checkpoint, tensor: Tensor) -> Iterator[Held]:
+    """The boxes that own the elements of a tensor, of the shards that are there."""
+    if isinstance(checkpoint, LaidCheckpoint):
+        source = checkpoint.sources.get(tensor.name)
+        if isinstance(source, Sources):
+            yield from source.owners.all
+    elif tensor.elements:
+        placed = Placed(whole_box(tensor.elements), checkpoint.shards[tensor.shard].path, tensor.name)
+        yield Held(placed, tensor.begin)
