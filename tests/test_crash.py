@@ -360,8 +360,8 @@ def test_a_marker_of_a_newer_dcr(place: Path) -> None:
     _stop_when_marked(case)
     marker = case.work / "receiver/.dcr/in-progress"
     text = marker.read_bytes()
-    marker.write_bytes(text.replace(b'"format": 1', b'"format": 3'))
-    with pytest.raises(UnsupportedError, match="format 3"):
+    marker.write_bytes(text.replace(b'"format": 1', b'"format": 4'))
+    with pytest.raises(UnsupportedError, match="format 4"):
         case.run()
     for broken in (b"", b"{}", b"nonsense", text[:40]):
         marker.write_bytes(broken)

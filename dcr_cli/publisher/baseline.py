@@ -200,6 +200,8 @@ class Baseline(KeptBaseline):
     def can_clone(self, source: Checkpoint) -> bool:
         """Whether its file system shares the bytes of files with that of `source`."""
         name = f"{STATE_FOLDER}/clone"
+        # One that was stopped here has left it.
+        self.root.remove(name, missing_ok=True)
         with open_folder(source.root) as folder, self.root.create_file(name, PRIVATE_FILE_MODE) as file:
             try:
                 with folder.open_linked(source.shards[0].path) as shard:

@@ -24,7 +24,7 @@ Values = NDArray[Any]
 
 # Changes of about so many bytes are held, so that those for one place of a file are journalled together: where a layout
 # transposes, each block has some for every place.
-_HELD_BYTES = 64 << 20
+_HELD_BYTES = 16 << 20
 _PLACE_BYTES = 8
 
 
