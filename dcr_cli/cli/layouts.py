@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -234,15 +235,13 @@ def probe(
     tensors: Tensors = False,
 ) -> int:
     """Derive the layout of a loader, by having it load checkpoints whose values say where they come from."""
-    import tempfile
-
     from dcr_cli.families import probe_layout
     from dcr_cli.report import layouts
 
     result = probe_layout(
         loader,
         path_of(base, "BASE"),
-        scratch=path_of(scratch, "--scratch") if scratch is not None else tempfile.gettempdir(),
+        scratch=path_of(scratch, "--scratch") if scratch is not None else os.environ.get("TMPDIR") or "/tmp",
         may_lack=may_lack or (),
         output=path_of(output, "--output") if output is not None else None,
         tensors=tensors,
