@@ -9,14 +9,15 @@ from pathlib import Path
 from dcr_cli.checkpoint.checkpoint import open_checkpoint
 from dcr_cli.checkpoint.digest import object_digest
 from dcr_cli.content import Workers, read_state
+from dcr_cli.delta import file_rules
+from dcr_cli.delta.file_rules import RangedFile
 from dcr_cli.errors import TransportError
-from dcr_cli.receiver.install import wanted as wanted_module
 from dcr_cli.receiver.install.gather import Effort
 from dcr_cli.receiver.install.here import Request
 from dcr_cli.receiver.install.install import Manner, install
 from dcr_cli.receiver.install.result import InstallResult
 from dcr_cli.receiver.install.site import Allowance
-from dcr_cli.receiver.install.wanted import Fetcher, Wanted, WantedFile
+from dcr_cli.receiver.install.wanted import Fetcher, Wanted
 
 ORIGIN = "file:///remote"
 
@@ -27,11 +28,11 @@ def wanted_of(source: Path) -> Wanted:
     with checkpoint.reader() as reader, Workers(1, "test", None) as workers:
         state, _ = read_state(workers, checkpoint, reader)
         digests = checkpoint.files_digest(reader)
-    files, step = [], wanted_module.RANGE_BYTES
+    files, step = [], file_rules.RANGE_BYTES
     for file in digests:
         data = (source / file.path).read_bytes()
         ranges = [object_digest(data[begin : begin + step]) for begin in range(0, len(data), step)]
-        files.append(WantedFile(file.path, file.kind, len(data), file.blake3, tuple(ranges)))
+        files.append(RangedFile(file.path, file.kind, len(data), file.blake3, tuple(ranges)))
     return Wanted(state, (), tuple(files))
 
 

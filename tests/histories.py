@@ -15,9 +15,10 @@ from dcr_cli.checkpoint.parts import SHARD
 from dcr_cli.content import Workers, read_state
 from dcr_cli.delta.commit import Commit
 from dcr_cli.delta.delta import open_delta
+from dcr_cli.delta.file_rules import RangedFile, range_spans
 from dcr_cli.diff import diff
 from dcr_cli.remote.acknowledgement import Acknowledgement, encode_acknowledgement
-from dcr_cli.remote.anchor import Anchor, AnchorFile, encode_anchor, range_spans
+from dcr_cli.remote.anchor import Anchor, encode_anchor
 from dcr_cli.remote.hint import Hint, encode_hint
 from dcr_cli.remote.history import ENCODINGS, History, encode_history
 from dcr_cli.remote.keys import (
@@ -286,7 +287,7 @@ def id_of(version: int) -> str:
 
 
 _EMPTY_SHARD = b"a shard of nothing"
-_EMPTY_FILE = AnchorFile("model.safetensors", SHARD, len(_EMPTY_SHARD), b"\1" * 32, (object_digest(_EMPTY_SHARD),))
+_EMPTY_FILE = RangedFile("model.safetensors", SHARD, len(_EMPTY_SHARD), b"\1" * 32, (object_digest(_EMPTY_SHARD),))
 
 
 def empty_state(version: int) -> State:
@@ -302,7 +303,7 @@ def anchor_of(checkpoint: Path, place: Place) -> tuple[Anchor, dict[str, bytes]]
         records = opened.files_digest(reader)
     datas = {record.path: (checkpoint / record.path).read_bytes() for record in records}
     files = tuple(
-        AnchorFile(
+        RangedFile(
             record.path,
             record.kind,
             len(datas[record.path]),

@@ -15,12 +15,13 @@ from dcr_cli.checkpoint.digest import State, object_digest
 from dcr_cli.checkpoint.header import read_safetensors
 from dcr_cli.delta.commit import Commit
 from dcr_cli.delta.delta import open_delta
+from dcr_cli.delta.file_rules import RANGE_BYTES, RangedFile
 from dcr_cli.delta.manifest import PayloadRow
 from dcr_cli.delta.payload import encode_payload
 from dcr_cli.diff import diff
 from dcr_cli.inspect import inspect
 from dcr_cli.remote.acknowledgement import Acknowledgement, encode_acknowledgement
-from dcr_cli.remote.anchor import ANCHOR_KIND, RANGE_BYTES, Anchor, AnchorFile, encode_anchor
+from dcr_cli.remote.anchor import ANCHOR_KIND, Anchor, encode_anchor
 from dcr_cli.remote.hint import Hint, write_hint
 from dcr_cli.remote.history import History, encode_history
 from dcr_cli.remote.keys import (
@@ -91,22 +92,22 @@ def encode_members(members: dict[str, Any]) -> bytes:
 def small_anchor(number: int = 3) -> Anchor:
     """A file of each kind, one of them empty, and a shard of two ranges."""
     files = (
-        AnchorFile("config.json", 2, 4, b"\1" * 32, (b"\1" * 32,)),
-        AnchorFile("empty.txt", 2, 0, object_digest(b""), ()),
-        AnchorFile("model-\u00e9.safetensors", 1, RANGE_BYTES + 1, b"\3" * 32, (b"\4" * 32, b"\5" * 32)),
-        AnchorFile("model.safetensors.index.json", 3, 7, b"\6" * 32, (b"\6" * 32,)),
+        RangedFile("config.json", 2, 4, b"\1" * 32, (b"\1" * 32,)),
+        RangedFile("empty.txt", 2, 0, object_digest(b""), ()),
+        RangedFile("model-\u00e9.safetensors", 1, RANGE_BYTES + 1, b"\3" * 32, (b"\4" * 32, b"\5" * 32)),
+        RangedFile("model.safetensors.index.json", 3, 7, b"\6" * 32, (b"\6" * 32,)),
     )
     return with_files(Anchor(HISTORY, place_of(number), STATES[number], files, ("*.bin",)))
 
 
-def with_files(anchor: Anchor, files: Sequence[AnchorFile] | None = None) -> Anchor:
+def with_files(anchor: Anchor, files: Sequence[RangedFile] | None = None) -> Anchor:
     """The anchor with these files, and the files digest that goes with them."""
     kept = tuple(anchor.files if files is None else files)
     digest = files_digest_of(kept)
     return replace(anchor, files=kept, target=State(anchor.target.content, digest))
 
 
-def files_digest_of(files: Sequence[AnchorFile]) -> bytes:
+def files_digest_of(files: Sequence[RangedFile]) -> bytes:
     """FORMAT 3.3, in whatever order they are."""
     records = b""
     for file in files:
@@ -214,7 +215,7 @@ def anchor_of(checkpoint: Path, place: Place) -> Anchor:
     for digest in digests:
         data = (checkpoint / digest.path).read_bytes()
         ranges = tuple(object_digest(data[at : at + RANGE_BYTES]) for at in range(0, len(data), RANGE_BYTES))
-        files.append(AnchorFile(digest.path, digest.kind, len(data), digest.blake3, ranges))
+        files.append(RangedFile(digest.path, digest.kind, len(data), digest.blake3, ranges))
     state = inspect(checkpoint, digest=True, jobs=1).state
     assert state is not None
     return Anchor(HISTORY, place, state, tuple(files), ())

@@ -21,6 +21,7 @@ from dcr_cli.apply import apply
 from dcr_cli.checkpoint.checkpoint import open_checkpoint
 from dcr_cli.checkpoint.digest import State, files_digest, object_digest
 from dcr_cli.checkpoint.parts import SHARD, WEIGHT_MAP
+from dcr_cli.delta import file_rules
 from dcr_cli.durable import NoRoomError
 from dcr_cli.errors import (
     ConflictError,
@@ -33,7 +34,6 @@ from dcr_cli.errors import (
     WrongBaseError,
 )
 from dcr_cli.receiver import places
-from dcr_cli.receiver.install import wanted as wanted_module
 from dcr_cli.receiver.install.install import wanted_in_progress
 from dcr_cli.receiver.install.result import InstallResult
 from dcr_cli.receiver.install.wanted import Wanted, check_wanted, decode_wanted, encode_wanted
@@ -48,7 +48,7 @@ RANGE = 2000
 @pytest.fixture(autouse=True)
 def small_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranges that files of tests have several of."""
-    monkeypatch.setattr(wanted_module, "RANGE_BYTES", RANGE)
+    monkeypatch.setattr(file_rules, "RANGE_BYTES", RANGE)
 
 
 @pytest.fixture
@@ -400,7 +400,7 @@ class TestFetching:
             bring(tmp_path / "out", replace(wanted, files=files), FromFolder(pair[1]))
 
     def test_ranges_of_the_real_size(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(wanted_module, "RANGE_BYTES", 1 << 26)
+        monkeypatch.setattr(file_rules, "RANGE_BYTES", 1 << 26)
         source = write_checkpoint(tmp_path / "source", {"w": ("U8", ((1 << 26) + 5,), bytes((1 << 26) + 5))})
         out = fresh_copy(source, tmp_path / "out")
         flip(out / "model.safetensors", 1 << 26)

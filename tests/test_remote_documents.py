@@ -22,17 +22,10 @@ from hypothesis import given, strategies as st
 
 from dcr_cli.checkpoint.digest import State, object_digest
 from dcr_cli.delta.commit import Commit
+from dcr_cli.delta.file_rules import RANGE_BYTES, RangedFile, range_spans
 from dcr_cli.errors import DamagedError, LocalError, UnsupportedError, UsageError, WrongBaseError
 from dcr_cli.remote.acknowledgement import Acknowledgement, decode_acknowledgement, encode_acknowledgement
-from dcr_cli.remote.anchor import (
-    ANCHOR_KIND,
-    RANGE_BYTES,
-    Anchor,
-    AnchorFile,
-    decode_anchor,
-    encode_anchor,
-    range_spans,
-)
+from dcr_cli.remote.anchor import ANCHOR_KIND, Anchor, decode_anchor, encode_anchor
 from dcr_cli.remote.hint import GIVEN_UP, PREPARED, STREAMING, Hint, decode_hint, encode_hint, read_hint, write_hint
 from dcr_cli.remote.history import ENCODINGS, History, decode_history, encode_history
 from dcr_cli.remote.keys import (
@@ -94,16 +87,16 @@ def versions(draw: st.DrawFn) -> Version:
 
 
 @st.composite
-def file_lists(draw: st.DrawFn) -> tuple[AnchorFile, ...]:
+def file_lists(draw: st.DrawFn) -> tuple[RangedFile, ...]:
     """Shards of any size up to four ranges, and sidecars."""
-    files: list[AnchorFile] = []
+    files: list[RangedFile] = []
     for name in sorted(draw(st.sets(st.text("abc\u00e9\U0001f600 ~", min_size=1, max_size=5), min_size=1, max_size=5))):
         is_shard = not files or draw(st.booleans())
         size = draw(st.integers(9, 4 * RANGE_BYTES) if is_shard else st.integers(0, 1000))
         ranges = tuple(draw(digests) for _ in range_spans(size))
         path = f"{name}.safetensors" if is_shard else f"{name}.txt"
         digest = draw(digests) if is_shard else ranges[0] if ranges else object_digest(b"")
-        files.append(AnchorFile(path, 1 if is_shard else 2, size, digest, ranges))
+        files.append(RangedFile(path, 1 if is_shard else 2, size, digest, ranges))
     return tuple(sorted(files, key=lambda file: file.path))
 
 
@@ -123,7 +116,7 @@ def test_versions_are_read_back(version: Version) -> None:
 
 
 @given(places, ids, states, file_lists())
-def test_anchors_are_read_back(place: Place, history: str, state: State, files: tuple[AnchorFile, ...]) -> None:
+def test_anchors_are_read_back(place: Place, history: str, state: State, files: tuple[RangedFile, ...]) -> None:
     anchor = with_files(Anchor(history, place, state, files, ("*.bin",)))
     line = encode_anchor(anchor)
     found, signed = decode_anchor(signing_key().sign(line, ANCHOR_KIND), place, "anchor")

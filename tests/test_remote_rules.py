@@ -16,6 +16,7 @@ from dcr_cli.checkpoint import patterns
 from dcr_cli.checkpoint.checkpoint import open_checkpoint
 from dcr_cli.checkpoint.digest import blake3_text, digest_bytes, object_digest, tensor_digest
 from dcr_cli.delta.document import decode_document, encode_document
+from dcr_cli.delta.file_rules import RangedFile
 from dcr_cli.delta.manifest import PayloadRow, Run
 from dcr_cli.errors import DcrError
 from dcr_cli.inspect import inspect
@@ -23,7 +24,7 @@ from dcr_cli.publisher.merging import Sides, merge
 from dcr_cli.publisher.shares import Slice, cut
 from dcr_cli.remote import anchor as anchors
 from dcr_cli.remote.acknowledgement import decode_acknowledgement, encode_acknowledgement, read_acknowledgement
-from dcr_cli.remote.anchor import ANCHOR_KIND, Anchor, AnchorFile, decode_anchor, encode_anchor, open_anchor
+from dcr_cli.remote.anchor import ANCHOR_KIND, Anchor, decode_anchor, encode_anchor, open_anchor
 from dcr_cli.remote.decision import ABORT, COMMIT, decide, decode_decision, encode_decision, read_decision
 from dcr_cli.remote.hint import Hint, decode_hint, encode_hint, read_hint
 from dcr_cli.remote.history import History, decode_history, encode_history
@@ -482,7 +483,7 @@ def test_rule_104_sizes() -> None:
     refused_anchor(changed_file(3, size=100_000_001, ranges=two), "more or less than its kind allows")
     anchor = with_files(changed_file(3, size=100_000_000, ranges=two)(small_anchor()))
     assert decode_anchor(encode_anchor(anchor), place_of(3), "anchor")[0] == anchor
-    sidecars = [AnchorFile(f"{number:02}", 2, most, b"\1" * 32, (b"\1" * 32,)) for number in range(17)]
+    sidecars = [RangedFile(f"{number:02}", 2, most, b"\1" * 32, (b"\1" * 32,)) for number in range(17)]
     refused_anchor(lambda anchor: replace(anchor, files=(*sidecars, *anchor.files)), "sidecars have more than")
 
 

@@ -12,12 +12,13 @@ import pytest
 
 from dcr_cli.apply import apply
 from dcr_cli.checkpoint.digest import blake3_text, object_digest
+from dcr_cli.delta.file_rules import RANGE_BYTES
 from dcr_cli.diff import diff
 from dcr_cli.durable import open_folder
 from dcr_cli.errors import DamagedError, NotFoundError, UsageError, WrongBaseError
 from dcr_cli.fetch.position import position_at, write_position
 from dcr_cli.prune import prune
-from dcr_cli.remote.anchor import RANGE_BYTES, encode_anchor
+from dcr_cli.remote.anchor import encode_anchor
 from dcr_cli.remote.keys import (
     HISTORY_KEY,
     MOST_VERSION,
@@ -434,7 +435,7 @@ def test_every_kind_of_change(
 def test_ranges_and_headers_come_in_any_parts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Files of more than one range, read in parts that end nowhere in particular."""
     monkeypatch.setattr("dcr_cli.remote.checking.RANGE_BYTES", 1000)
-    monkeypatch.setattr("dcr_cli.remote.anchor.RANGE_BYTES", 1000)
+    monkeypatch.setattr("dcr_cli.delta.file_rules.RANGE_BYTES", 1000)
     tensors = {f"t{number:02d}": tensor_of("BF16", (number, 37), number) for number in range(24)}
     checkpoint = write_checkpoint(tmp_path / "checkpoint", tensors, sidecars={"notes": b"n" * 2000})
     for size in (1, 7, 64, 999, 1001):

@@ -6,7 +6,8 @@ They are those of a manifest and of an anchor alike; the files' bytes are not lo
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from dcr_cli.checkpoint.header import LENGTH_BYTES, MAX_HEADER_BYTES
 from dcr_cli.checkpoint.names import safe_path, shown
@@ -28,8 +29,33 @@ from dcr_cli.checkpoint.patterns import MAX_PATTERNS_BYTES, Patterns, check_path
 from dcr_cli.checkpoint.weight_map import check_sets_complete
 from dcr_cli.errors import DamagedError
 
+# Files that are sent as they are have a digest for each so many bytes.
+RANGE_BYTES = 64 << 20
 # The most bytes that count of a file of each kind: of a shard its header's.
 _LIMITS = {SHARD: LENGTH_BYTES + MAX_HEADER_BYTES, SIDECAR: MAX_SIDECAR_BYTES, WEIGHT_MAP: MAX_WEIGHT_MAP_BYTES}
+
+
+@dataclass(frozen=True, slots=True)
+class RangedFile:
+    """A file as it is: its whole size, its blake3 as in FORMAT 3.3, of a shard that of its header, and that of each of
+    its ranges."""
+
+    path: str
+    kind: int
+    size: int
+    blake3: bytes
+    ranges: tuple[bytes, ...]
+
+
+def range_count(size: int) -> int:
+    """How many ranges a file has."""
+    return -(-size // RANGE_BYTES)
+
+
+def range_spans(size: int) -> Iterator[tuple[int, int]]:
+    """Beginning and size of each range of a file."""
+    for begin in range(0, size, RANGE_BYTES):
+        yield begin, min(RANGE_BYTES, size - begin)
 
 
 def check_file_parts(paths: Sequence[str], kinds: Sequence[int], what: str) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from dcr_cli.errors import NotFoundError
 from dcr_cli.fetch.losses import RemovedError, is_gone
-from dcr_cli.receiver.install.wanted import Wanted, WantedFile
+from dcr_cli.receiver.install.wanted import Wanted
 from dcr_cli.remote.anchor import Anchor
 from dcr_cli.remote.keys import Place, anchor_file_key
 from dcr_cli.store.calls import RefusedError
@@ -21,8 +21,7 @@ _PART_BYTES = 16 << 20
 
 def wanted_of(anchor: Anchor) -> Wanted:
     """The state that an anchor's files make up."""
-    files = (WantedFile(file.path, file.kind, file.size, file.blake3, file.ranges) for file in anchor.files)
-    return Wanted(anchor.target, anchor.skipped, tuple(files))
+    return Wanted(anchor.target, anchor.skipped, anchor.files)
 
 
 class AnchorFetcher:

@@ -14,13 +14,12 @@ from dcr_cli.checkpoint.folder import Identity
 from dcr_cli.checkpoint.parts import SIDECAR
 from dcr_cli.content import Side, Workers, in_file_order, tensor_digests, tensor_of_part
 from dcr_cli.durable import Folder
-from dcr_cli.errors import DamagedError
 from dcr_cli.fetch.listing import Listing
 from dcr_cli.layout.layout import Layout
 from dcr_cli.receiver.file_plan import match_files
 from dcr_cli.receiver.install.gather import Effort
 from dcr_cli.receiver.receiver import Receiver
-from dcr_cli.receiver.record import Record, TensorRecord, mode_of_record, read_record, record_folder, write_record
+from dcr_cli.receiver.record import TensorRecord, find_record, mode_of_record, write_record
 from dcr_cli.receiver.sidecars import identities_now
 from dcr_cli.receiver.view import View, layout_blake3, note_layout, open_laid
 
@@ -72,7 +71,7 @@ def recorded(root: Folder) -> Held | None:
 
     A record counts here as soon as it is written: what is changed is compared again by whoever changes it.
     """
-    record = _record(root)
+    record = find_record(root)
     if record is None or identities_now(root, record.identities) != dict(record.identities):
         return None
     return Held(record.state.content, tuple(record.files))
@@ -124,16 +123,5 @@ def leave_record(receiver: Receiver, held: Held, listing: Listing | None) -> Non
 
 def recorded_skips(root: Folder) -> tuple[str, ...]:
     """What the record of a folder says was left out of it."""
-    record = _record(root)
+    record = find_record(root)
     return record.skipped if record is not None else ()
-
-
-def _record(root: Folder) -> Record | None:
-    try:
-        home = record_folder(root)
-    except DamagedError:
-        return None
-    if home is None:
-        return None
-    with home:
-        return read_record(home)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dcr_cli.checkpoint.in_progress import STATE_FOLDER, is_incomplete
-from dcr_cli.durable import open_folder
 from dcr_cli.fetch.held import Held, recorded
 from dcr_cli.fetch.position import Position, read_position
 from dcr_cli.receiver.survey import open_root
@@ -61,12 +60,3 @@ def look(path: Path) -> Situation:
         if not names and not is_marked:
             return Situation(path)
         return Situation(path, False, is_marked, position, recorded(root))
-
-
-def has_moved(path: Path, before: Situation) -> bool:
-    """Whether somebody has brought the receiver elsewhere since it was looked at."""
-    home = path / STATE_FOLDER
-    if not home.is_dir():
-        return before.position is not None
-    with open_folder(home) as folder:
-        return read_position(folder) != before.position

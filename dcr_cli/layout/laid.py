@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 _ONLY_SHARD = "model.safetensors"
+
+Kind = TypeVar("Kind", bound="LaidCheckpoint")
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,23 +175,7 @@ def lay(shards: RankShards, layout: Layout, like: Checkpoint | None) -> LaidChec
         check_like(layout, like)
     sources = _sources(shards, layout, layout.shards)
     places, tensors = (like.shards, like.tensors) if like is not None else _thought_of(layout)
-    by_name = {tensor.name: tensor for tensor in tensors}
-    sidecars = _sidecars(shards, layout, like)
-    local = tuple(shards.shards.values())
-    return LaidCheckpoint(
-        shards.root,
-        places,
-        sidecars,
-        tensors,
-        by_name,
-        shards.skipped,
-        dict(shards.identities),
-        shards.strangers,
-        sources,
-        like,
-        layout,
-        local,
-    )
+    return _as(LaidCheckpoint, shards, layout, like, (places, tensors, sources))
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,14 +203,24 @@ def lay_part(shards: RankShards, layout: Layout, like: Checkpoint, own: Collecti
     _check_shards(shards, layout, own)
     check_like(layout, like)
     sources = _sources(shards, layout, own)
-    sidecars = _sidecars(shards, layout, like)
-    by_name = {tensor.name: tensor for tensor in like.tensors}
-    return PartOfCheckpoint(
+    return _as(PartOfCheckpoint, shards, layout, like, (like.shards, like.tensors, sources))
+
+
+def _as(
+    kind: type[Kind],
+    shards: RankShards,
+    layout: Layout,
+    like: Checkpoint | None,
+    seen: tuple[tuple[Shard, ...], tuple[Tensor, ...], dict[str, Source]],
+) -> Kind:
+    """A checkpoint of shards that are seen as others, with tensors that lie there, from their sources."""
+    places, tensors, sources = seen
+    return kind(
         shards.root,
-        like.shards,
-        sidecars,
-        like.tensors,
-        by_name,
+        places,
+        _sidecars(shards, layout, like),
+        tensors,
+        {tensor.name: tensor for tensor in tensors},
         shards.skipped,
         dict(shards.identities),
         shards.strangers,

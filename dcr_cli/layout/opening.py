@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from dcr_cli.checkpoint.folder import Files, Identity, scan
 from dcr_cli.checkpoint.header import read_header
 from dcr_cli.checkpoint.in_progress import LAYOUT_NOTE
 from dcr_cli.checkpoint.parts import SHARD_SUFFIX, is_weight_map
-from dcr_cli.errors import DcrError
+from dcr_cli.errors import DcrError, NotFoundError
 from dcr_cli.layout.dcp import SHARDING_INFO, dcp_layout
 from dcr_cli.layout.document import read_layout
 from dcr_cli.layout.laid import lay
@@ -87,13 +88,22 @@ def look_at(
     what: str = "checkpoint",
 ) -> Given:
     """Look at the folder at `root`, as open_any does, before it is known what it is compared with."""
-    note = Path(root) / LAYOUT_NOTE
-    if layout is not None or os.path.isfile(note):
-        known = layout if isinstance(layout, Layout) else read_layout(layout or note)
+    given = layout or noted_path(root)
+    if given is not None:
+        known = given if isinstance(given, Layout) else read_layout(given)
         return Given(open_shards(root, skip=skip, what=what), known)
     if is_sharded(root, skip=skip):
         return Given(open_shards(root, skip=skip, what=what), None)
     return Given(open_checkpoint(root, skip=skip, what=what), None)
+
+
+def noted_path(root: str | os.PathLike[str]) -> Path | None:
+    """The file in which the layout is noted of the receiver at `root`, if one is: where nothing but a file counts."""
+    note = Path(root) / LAYOUT_NOTE
+    try:
+        return note if stat.S_ISREG(note.lstat().st_mode) else None
+    except OSError:
+        return None
 
 
 def layout_given(path: str | Path | None, functions: Sequence[str]) -> Layout | None:
@@ -122,9 +132,12 @@ def forms_of(checkpoint: Checkpoint) -> dict[str, Form]:
 
 
 def layout_of(root: str | os.PathLike[str], *, like: Checkpoint | None, skip: Sequence[str] = ()) -> Layout:
-    """The layout that shards say of themselves, or that was given to whoever changed them."""
-    note = Path(root) / LAYOUT_NOTE
-    if os.path.isfile(note):
+    """The layout that shards say of themselves, or that was given to whoever changed them; NotFoundError if neither."""
+    note = noted_path(root)
+    if note is not None:
         return read_layout(note)
     shards = open_shards(root, skip=skip)
+    if not any(SHARDING_INFO in shard.header.metadata for shard in shards.shards.values()):
+        hint = "name the file of a layout; dcr layout --help says how to make one"
+        raise NotFoundError(f"layout of {root}", "its shards do not say what they are parts of", hint=hint)
     return dcp_layout(shards, forms_of(like) if like is not None else None)

@@ -9,11 +9,12 @@ from functools import partial
 
 from dcr_cli.checkpoint.checkpoint import Checkpoint, FileDigest, Reader
 from dcr_cli.checkpoint.digest import ObjectHasher, State, files_digest, object_digest
+from dcr_cli.delta.file_rules import RangedFile, range_spans
 from dcr_cli.durable import Folder
 from dcr_cli.errors import ConflictError, WrongBaseError
 from dcr_cli.publisher.outgoing import note_sent, was_sent
 from dcr_cli.publisher.uploads import MOST_AT_ONCE, Uploads
-from dcr_cli.remote.anchor import ANCHOR_KIND, Anchor, AnchorFile, encode_anchor, range_spans
+from dcr_cli.remote.anchor import ANCHOR_KIND, Anchor, encode_anchor
 from dcr_cli.remote.keys import Place, anchor_file_key, anchor_key
 from dcr_cli.remote.signing import SigningKey
 from dcr_cli.store.store import Store
@@ -107,7 +108,7 @@ class _Counter:
         self._tell("anchor", min(self._done, self._total), self._total)
 
 
-def _file(reader: Reader, source: Checkpoint, counter: _Counter, record: FileDigest) -> AnchorFile:
+def _file(reader: Reader, source: Checkpoint, counter: _Counter, record: FileDigest) -> RangedFile:
     """A file's row: the blake3 of each of its ranges."""
     size = source.identities[record.path].size
     ranges = []
@@ -120,23 +121,23 @@ def _file(reader: Reader, source: Checkpoint, counter: _Counter, record: FileDig
             hasher.update(part)
             counter.add(len(part))
         ranges.append(hasher.digest())
-    return AnchorFile(record.path, record.kind, size, record.blake3, tuple(ranges))
+    return RangedFile(record.path, record.kind, size, record.blake3, tuple(ranges))
 
 
-def _send(store: Store, source: Checkpoint, place: Place, file: AnchorFile, home: Folder | None) -> None:
+def _send(store: Store, source: Checkpoint, place: Place, file: RangedFile, home: Folder | None) -> None:
     with (source.root / file.path).open("rb") as stream:
         store.put(anchor_file_key(place, file.path), stream)
     if home is not None:
         note_sent(home, _mark(file))
 
 
-def _is_sent(store: Store, home: Folder, place: Place, file: AnchorFile) -> bool:
+def _is_sent(store: Store, home: Folder, place: Place, file: RangedFile) -> bool:
     if not was_sent(home, _mark(file)):
         return False
     status = store.stat(anchor_file_key(place, file.path), is_denied_absent=True)
     return status is not None and status.size == file.size
 
 
-def _mark(file: AnchorFile) -> str:
+def _mark(file: RangedFile) -> str:
     """A name that no other file, and no other bytes of this one, have."""
     return object_digest(b"".join((file.path.encode(), b"\0", *file.ranges))).hex()

@@ -11,9 +11,10 @@ from dcr_cli.checkpoint.header import DTYPES, LENGTH_BYTES, MAX_HEADER_BYTES, He
 from dcr_cli.checkpoint.parts import SHARD
 from dcr_cli.delta.commit import Commit, open_digests, open_manifest
 from dcr_cli.delta.document import CONTENT_LIMIT
+from dcr_cli.delta.file_rules import RangedFile
 from dcr_cli.errors import DamagedError, NotFoundError
 from dcr_cli.publisher.bases import Description
-from dcr_cli.remote.anchor import ANCHOR_LIMIT, AnchorFile, open_anchor
+from dcr_cli.remote.anchor import ANCHOR_LIMIT, open_anchor
 from dcr_cli.remote.keys import Place, anchor_file_key, anchor_key, digests_key, manifest_key
 from dcr_cli.remote.signing import Trust
 from dcr_cli.remote.version import Published
@@ -65,7 +66,7 @@ def _by_anchor(store: Store, published: Published) -> Description:
     return Description(tuple(tensors), tuple(files), anchor.skipped, {})
 
 
-def _header(store: Store, place: Place, file: AnchorFile) -> Header:
+def _header(store: Store, place: Place, file: RangedFile) -> Header:
     key = anchor_file_key(place, file.path)
     what = f"{store.shown}/{key}"
     length = int.from_bytes(store.get_range(key, 0, LENGTH_BYTES), "little")

@@ -121,16 +121,14 @@ class Job:
         Raises WrongBaseError if the files of another receiver cannot become the target's.
         """
         chain, rows = self.target.chain, self.target.rows
-        if self.base.laid is not None:
-            for manifest in (chain.first, chain.manifest):
-                check_files(self.base, manifest, self.what)
-            plan = make_laid_plan(self.base, self.base.laid, chain.manifest, rows, in_place=in_place)
-            check_tied(self.base.laid, rows, self.target.digests)
-            return plan
         if not is_exact:
             # The files that the first delta needs, and places for those that are there in the end.
             for manifest in (chain.first, chain.manifest):
                 check_files(self.base, manifest, self.what)
+        if self.base.laid is not None:
+            plan = make_laid_plan(self.base, self.base.laid, chain.manifest, rows, in_place=in_place)
+            check_tied(self.base.laid, rows, self.target.digests)
+            return plan
         header = self._target_header if is_exact else None
         plan = make_plan(self.base, chain.manifest, rows, header, in_place=in_place, passed=chain.passed)
         if is_exact:

@@ -41,7 +41,7 @@ from dcr_cli.delta.document import (
     take_column,
 )
 from dcr_cli.durable import NEW_FILE_MODE, PRIVATE_FILE_MODE, Folder
-from dcr_cli.errors import DcrError, LocalError
+from dcr_cli.errors import DamagedError, DcrError, LocalError
 
 RECORD_FORMAT = 1
 STATE_NAME = "state.json"
@@ -150,6 +150,18 @@ def read_record(home: Folder) -> Record | None:
     except (DcrError, ValueError, TypeError, KeyError, AttributeError):
         # Whatever is wrong with it, the answer is to read the bytes.
         return None
+
+
+def find_record(root: Folder) -> Record | None:
+    """Read the record of the checkpoint in `root`, if it has one that can be read."""
+    try:
+        home = record_folder(root)
+    except DamagedError:
+        return None
+    if home is None:
+        return None
+    with home:
+        return read_record(home)
 
 
 def read_recorded_state(home: Folder) -> State | None:

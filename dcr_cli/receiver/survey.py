@@ -18,14 +18,14 @@ from dcr_cli.checkpoint.patterns import Patterns
 from dcr_cli.delta.chain import is_removed
 from dcr_cli.delta.manifest import Manifest, RemovedFile
 from dcr_cli.durable import Folder, open_folder
-from dcr_cli.errors import DamagedError, WrongBaseError
+from dcr_cli.errors import WrongBaseError
 from dcr_cli.layout.laid import LaidCheckpoint
 from dcr_cli.layout.layout import Form
 from dcr_cli.receiver.base import Base
 from dcr_cli.receiver.file_plan import lacks_weight_map, match_files
 from dcr_cli.receiver.job import Job, Sums, Target, content_of, sums_of, wrong_base
 from dcr_cli.receiver.plan import check_tensors
-from dcr_cli.receiver.record import Record, read_record, record_folder
+from dcr_cli.receiver.record import Record, find_record
 from dcr_cli.receiver.view import View, layout_blake3, open_laid
 
 
@@ -86,7 +86,7 @@ def survey(root: Folder, reader: Reader, checkpoint: Checkpoint, target: Target)
     """Look at the checkpoint in `root`, which `reader` reads."""
     chain, manifest = target.chain, target.chain.manifest
     files = checkpoint.files_digest(reader)
-    record = _record(root)
+    record = find_record(root)
     known = _known(record, checkpoint.shards, checkpoint, None)
     target_paths = {row.path for row in manifest.files}
     left = files_left(files, manifest.removed_files)
@@ -123,7 +123,7 @@ def survey_laid(root: Folder, reader: Reader, laid: LaidCheckpoint, target: Targ
     """Look at a receiver that stores its tensors through a layout; its files are never those of a version."""
     manifest = target.chain.manifest
     files = tuple(laid.local_files_digest(reader))
-    known = _known(_record(root), laid.local, laid, layout_blake3(laid.layout))
+    known = _known(find_record(root), laid.local, laid, layout_blake3(laid.layout))
     alone = frozenset(shard.path for shard in laid.local if _is_alone(root.status(shard.path)))
     base = Base(laid.local, laid.by_name, files, alone, laid)
     left = files_left(files, manifest.removed_files)
@@ -221,17 +221,6 @@ def looks_like_target(found: Survey, job: Job) -> bool:
         return True
     smallest = min(changed, key=lambda number: job.tensors[number].bytes)
     return bool((job.digest([smallest], "check")[smallest] == job.target.sums[smallest]).all())
-
-
-def _record(root: Folder) -> Record | None:
-    try:
-        home = record_folder(root)
-    except DamagedError:
-        return None
-    if home is None:
-        return None
-    with home:
-        return read_record(home)
 
 
 def _known(record: Record | None, local: Sequence[Shard], checkpoint: Checkpoint, layout: bytes | None) -> Sums | None:

@@ -5,7 +5,6 @@ The layout is what was given, or what was noted when it was given before, or wha
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from dcr_cli.layout.dcp import dcp_layout
 from dcr_cli.layout.document import MAX_LAYOUT_BYTES, decode_layout, encode_layout
 from dcr_cli.layout.laid import LaidCheckpoint, lay
 from dcr_cli.layout.layout import Form, Layout
-from dcr_cli.layout.opening import is_sharded
+from dcr_cli.layout.opening import is_sharded, noted_path
 from dcr_cli.layout.shards import open_shards
 
 NOTE_NAME = LAYOUT_NOTE.rpartition("/")[2]
@@ -54,7 +53,7 @@ def layout_blake3(layout: Layout) -> bytes:
 
 def has_layout(root: Path, view: View) -> bool:
     """Whether the receiver in `root` stores its tensors through a layout."""
-    return view.layout is not None or os.path.isfile(root / LAYOUT_NOTE) or is_sharded(root, skip=view.skip)
+    return view.layout is not None or noted_path(root) is not None or is_sharded(root, skip=view.skip)
 
 
 def open_laid(root: Folder, view: View, skip: Sequence[str], forms: Mapping[str, Form] | None) -> LaidCheckpoint | None:

@@ -5,7 +5,6 @@ Fetching and publishing the files is not its business.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -14,7 +13,7 @@ from dcr_cli.checkpoint.digest import State, blake3_text, files_digest, object_d
 from dcr_cli.checkpoint.header import LENGTH_BYTES
 from dcr_cli.checkpoint.names import shown
 from dcr_cli.checkpoint.parts import SHARD, WEIGHT_MAP
-from dcr_cli.delta.file_rules import check_file_parts, check_file_sizes, check_skipped
+from dcr_cli.delta.file_rules import RangedFile, check_file_parts, check_file_sizes, check_skipped, range_count
 from dcr_cli.delta.line import BYTES_LIMIT, count, decode_line, encode_line, member, state_members, state_of
 from dcr_cli.errors import DamagedError
 from dcr_cli.remote.keys import MOST_VERSION, Place, is_id
@@ -23,23 +22,11 @@ from dcr_cli.remote.version import AnchorParts, Version
 
 ANCHOR_KIND = "anchor"
 ANCHOR_LIMIT = 256 << 20
-RANGE_BYTES = 64 << 20
 # So many bytes of a document may begin a value: each takes memory, many times as much as the byte does.
 _MAX_VALUES = 1 << 23
 _OPENING = b",[{"
 _NO_BYTES = object_digest(b"")
 _HINT = "see that the address is that of a remote; push --anchor-every or dcr anchor makes another anchor"
-
-
-@dataclass(frozen=True, slots=True)
-class AnchorFile:
-    """A file of an anchor: its whole size, its blake3 as in FORMAT 3.3, and that of each of its ranges."""
-
-    path: str
-    kind: int
-    size: int
-    blake3: bytes
-    ranges: tuple[bytes, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,18 +36,12 @@ class Anchor:
     history: str
     place: Place
     target: State
-    files: tuple[AnchorFile, ...]
+    files: tuple[RangedFile, ...]
     skipped: tuple[str, ...]
 
     @property
     def bytes(self) -> int:
         return sum(file.size for file in self.files)
-
-
-def range_spans(size: int) -> Iterator[tuple[int, int]]:
-    """Beginning and size of each range of a file."""
-    for begin in range(0, size, RANGE_BYTES):
-        yield begin, min(RANGE_BYTES, size - begin)
 
 
 def encode_anchor(anchor: Anchor) -> bytes:
@@ -124,16 +105,16 @@ def decode_anchor(data: bytes, place: Place, what: str) -> tuple[Anchor, Signed]
     return anchor, signed
 
 
-def _file(entry: Any, what: str) -> AnchorFile:
+def _file(entry: Any, what: str) -> RangedFile:
     if not isinstance(entry, dict):
         raise DamagedError(what, "files is not a list of objects")
     path = member(entry, "path", str, what)
     name = f"{what}: file {shown(path)}"
     ranges = member(entry, "ranges", list, name)
     size = count(entry, "bytes", BYTES_LIMIT, name)
-    if len(ranges) != -(-size // RANGE_BYTES):
+    if len(ranges) != range_count(size):
         raise DamagedError(name, f"has {size} bytes, and {len(ranges)} ranges")
-    return AnchorFile(
+    return RangedFile(
         path,
         count(entry, "kind", WEIGHT_MAP + 1, name),
         size,

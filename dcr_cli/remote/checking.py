@@ -24,10 +24,11 @@ from dcr_cli.checkpoint.digest import (
 from dcr_cli.checkpoint.header import LENGTH_BYTES, Header, header_bytes, parse_header
 from dcr_cli.checkpoint.names import shown
 from dcr_cli.checkpoint.parts import SHARD
+from dcr_cli.delta.file_rules import RANGE_BYTES, RangedFile
 from dcr_cli.delta.manifest import PayloadRow
 from dcr_cli.delta.payload import check_payload_start
 from dcr_cli.errors import DamagedError
-from dcr_cli.remote.anchor import RANGE_BYTES, Anchor, AnchorFile
+from dcr_cli.remote.anchor import Anchor
 from dcr_cli.remote.keys import Place, anchor_file_key, anchor_key, payload_key
 from dcr_cli.store.store import Store
 
@@ -97,7 +98,7 @@ def _all(work: Callable[[Given], Got], items: Iterable[Given], jobs: int) -> lis
             raise
 
 
-def check_anchor_file(store: Store, anchor: Anchor, file: AnchorFile, tell: Tell) -> list[TensorFound]:
+def check_anchor_file(store: Store, anchor: Anchor, file: RangedFile, tell: Tell) -> list[TensorFound]:
     """Fetch a file of an anchor; DamagedError unless every range has its digest. Returns the tensors in it."""
     key = anchor_file_key(anchor.place, file.path)
     what = f"{store.shown}/{key}"
@@ -134,7 +135,7 @@ def check_content(anchor: Anchor, tensors: list[TensorFound], what: str) -> None
 class _Ranges:
     """The digests of a file's ranges, as its bytes come."""
 
-    def __init__(self, file: AnchorFile, what: str) -> None:
+    def __init__(self, file: RangedFile, what: str) -> None:
         self._file = file
         self._what = what
         self._number = 0

@@ -25,7 +25,7 @@ from dcr_cli.receiver.marker import Marker
 from dcr_cli.receiver.marks import Known, Mark, marks_at, replaced
 from dcr_cli.receiver.places import CONFIG
 from dcr_cli.receiver.receiver import BASE_LIMIT, BASE_NAME, HELD_CONFIG, JOURNAL
-from dcr_cli.receiver.record import Record, read_record, record_folder
+from dcr_cli.receiver.record import find_record
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,18 +47,6 @@ class Belongings:
         return tuple(path for path in self.going if path not in foreign)
 
 
-def read_own_record(root: Folder) -> Record | None:
-    """The record of the checkpoint in `root`, if it has one that can be read."""
-    try:
-        home = record_folder(root)
-    except DamagedError:
-        return None
-    if home is None:
-        return None
-    with home:
-        return read_record(home)
-
-
 def look_over(
     root: Folder, wanted: Wanted, known: Iterable[str], *, away: Iterable[str] = (), is_marked: bool = False
 ) -> Belongings:
@@ -71,7 +59,7 @@ def look_over(
     """
     strangers: list[str] = []
     present = scan(root.path, skip=wanted.skipped, strangers=strangers)
-    record = read_own_record(root)
+    record = find_record(root)
     told = {path for path in known if path_fault(path) is None}
     if record is not None:
         told |= {file.path for file in record.files if path_fault(file.path) is None}

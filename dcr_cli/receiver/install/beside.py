@@ -28,7 +28,7 @@ from dcr_cli.receiver.beside.folders import (
 )
 from dcr_cli.receiver.beside.fresh import with_those_above
 from dcr_cli.receiver.beside.link import Link, check_still, claim_nothing, make_link, no_link, read_link
-from dcr_cli.receiver.install.belongings import Belongings, read_own_record, sort_out
+from dcr_cli.receiver.install.belongings import Belongings, sort_out
 from dcr_cli.receiver.install.here import Installation, Request, begin
 from dcr_cli.receiver.install.note import key_of, read_note
 from dcr_cli.receiver.install.result import InstallResult, would_do
@@ -37,7 +37,7 @@ from dcr_cli.receiver.install.stock import Site, Stock, no_stock, room_for, take
 from dcr_cli.receiver.install.wanted import Wanted
 from dcr_cli.receiver.places import check_changeable, check_names, check_no_mount, check_room, folders_of
 from dcr_cli.receiver.receiver import Receiver
-from dcr_cli.receiver.record import record_folder
+from dcr_cli.receiver.record import find_record, record_folder
 from dcr_cli.receiver.survey import open_root
 
 NEW = "new"
@@ -151,7 +151,7 @@ def _is_for(parent: Folder, name: str, wanted: Wanted) -> bool:
                 note = read_note(home)
             if note is not None:
                 return note.wanted == wanted
-            record = read_own_record(root)
+            record = find_record(root)
             return record is not None and record.state == wanted.state
     except DcrError:
         return False

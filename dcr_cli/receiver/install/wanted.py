@@ -36,22 +36,10 @@ from dcr_cli.checkpoint.parts import (
     unmapped_shards,
 )
 from dcr_cli.checkpoint.patterns import Patterns, check_patterns
+from dcr_cli.delta.file_rules import RangedFile, range_count, range_spans
 from dcr_cli.errors import DamagedError, UsageError
 
-RANGE_BYTES = 1 << 26
 _NO_BYTES = object_digest(b"")
-
-
-@dataclass(frozen=True, slots=True)
-class WantedFile:
-    """A file of a wanted state. `size` is all of its bytes; `blake3` is that of FORMAT 3.3, of a shard that of its
-    header; `ranges` has the blake3 of every RANGE_BYTES of the file, the last of them shorter."""
-
-    path: str
-    kind: int
-    size: int
-    blake3: bytes
-    ranges: tuple[bytes, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +48,7 @@ class Wanted:
 
     state: State
     skipped: tuple[str, ...]
-    files: tuple[WantedFile, ...]
+    files: tuple[RangedFile, ...]
 
     @property
     def bytes(self) -> int:
@@ -84,11 +72,10 @@ class Fetcher(Protocol):
         """Yield `size` bytes of the file `path` from byte `begin` on, in parts of any size; DcrError if it cannot."""
 
 
-def parts_of(number: int, file: WantedFile) -> Iterator[Part]:
+def parts_of(number: int, file: RangedFile) -> Iterator[Part]:
     """The ranges of a wanted file whose number is given."""
-    for at, blake3 in enumerate(file.ranges):
-        begin = at * RANGE_BYTES
-        yield Part(number, at, begin, min(RANGE_BYTES, file.size - begin), blake3)
+    for at, ((begin, size), blake3) in enumerate(zip(range_spans(file.size), file.ranges, strict=True)):
+        yield Part(number, at, begin, size, blake3)
 
 
 # Checking
@@ -118,9 +105,9 @@ def check_wanted(wanted: Wanted, what: str) -> None:
         raise DamagedError(what, "its files do not have the files digest that it states")
 
 
-def _fault(file: WantedFile) -> str | None:
+def _fault(file: RangedFile) -> str | None:
     """Say what is wrong with a file by itself."""
-    count = -(-file.size // RANGE_BYTES)
+    count = range_count(file.size)
     if file.size < 0 or len(file.ranges) != count:
         return f"has {len(file.ranges)} ranges, of {file.size} bytes there are {max(count, 0)}"
     if any(len(digest) != BLAKE3_BYTES for digest in (file.blake3, *file.ranges)):
@@ -191,5 +178,5 @@ def decode_wanted(text: bytes, what: str) -> Wanted:
     return wanted
 
 
-def _file(path: str, kind: int, size: int, blake3: str, ranges: Sequence[str]) -> WantedFile:
-    return WantedFile(path, kind, size, bytes.fromhex(blake3), tuple(map(bytes.fromhex, ranges)))
+def _file(path: str, kind: int, size: int, blake3: str, ranges: Sequence[str]) -> RangedFile:
+    return RangedFile(path, kind, size, bytes.fromhex(blake3), tuple(map(bytes.fromhex, ranges)))
