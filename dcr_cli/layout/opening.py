@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dcr_cli.arguments import check_path
 from dcr_cli.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from dcr_cli.checkpoint.folder import Files, Identity, scan
 from dcr_cli.checkpoint.header import read_header
@@ -88,6 +89,7 @@ def look_at(
     what: str = "checkpoint",
 ) -> Given:
     """Look at the folder at `root`, as open_any does, before it is known what it is compared with."""
+    check_path(root, what)
     given = layout or noted_path(root)
     if given is not None:
         known = given if isinstance(given, Layout) else read_layout(given)
