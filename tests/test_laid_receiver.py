@@ -241,6 +241,22 @@ def _swapped(tensors: object) -> dict[str, LocalTensor]:
     return {**tensors, **small}
 
 
+@pytest.mark.parametrize("name", ["layout.json", "state.json", "state.zst"])
+@pytest.mark.parametrize("mode", MODES)
+def test_a_folder_where_notes_are_kept(run: Run, mode: str, name: str) -> None:
+    receiver = run.receiver()
+    apply(run.delta(1), receiver, layout=run.layout)
+    (receiver / ".dcr" / name).unlink()
+    (receiver / ".dcr" / name).mkdir()
+    before = tree(receiver)
+    with pytest.raises(DamagedError, match=rf"{name}: is a directory, where a file has to be"):
+        apply(run.delta(2), receiver, mode=mode, layout=run.layout)
+    assert tree(receiver) == before and not (receiver / ".dcr/in-progress").exists()
+    (receiver / ".dcr" / name).rmdir()
+    apply(run.delta(2), receiver, mode=mode, layout=run.layout)
+    assert tree(receiver) == tree(run.ranks(2))
+
+
 # Stopped anywhere.
 
 
@@ -361,6 +377,19 @@ def test_no_anchor_takes_the_place_of_ranks(run: Run, remote: Path) -> None:
     with pytest.raises(UsageError, match="--repair and --layout exclude each other"):
         pull(remote, receiver, layout=run.layout, repair=True)
     assert tree(receiver) == before
+
+
+def test_another_layout_of_what_is_there_is_not_believed(run: Run, remote: Path) -> None:
+    """A record that was made through one layout does not let a pull through another one be content."""
+    receiver = run.receiver()
+    pull(remote, receiver, layout=run.layout)
+    layout = make_layout()
+    swapped = {path: _swapped(tensors) for path, tensors in layout.shards.items()}
+    other = write_layout(run.folder, replace(layout, shards=swapped))
+    with pytest.raises(WrongBaseError, match="is none of the versions 1 to 2") as caught:
+        pull(remote, receiver, layout=other)
+    assert "export it again" in str(caught.value.hint)
+    assert pull(remote, receiver, layout=write_layout(run.folder)).already
 
 
 def test_a_new_folder_is_not_made_by_a_layout(run: Run, remote: Path) -> None:

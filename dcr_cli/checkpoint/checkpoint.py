@@ -220,7 +220,11 @@ def _nothing_here(folder: Path, identities: dict[str, Identity], what: str) -> N
             f"{what} {folder}", "is a remote, not a checkpoint", hint="dcr pull REMOTE CHECKPOINT makes one from it"
         )
     facts = "holds no checkpoint: it has no *.safetensors file"
-    return NotFoundError(f"{what} {folder}", facts, hint="a new folder, or an empty one, is what dcr pull fills")
+    hint = "a new folder, or an empty one, is what dcr pull fills"
+    below = next((path for path in identities if path.endswith(SHARD_SUFFIX)), None)
+    if below is not None:
+        facts, hint = f"{facts}, but {shown(below)} is below it", f"shards of ranks need --layout; {hint}"
+    return NotFoundError(f"{what} {folder}", facts, hint=hint)
 
 
 def _find_weight_map(folder: Path, identities: dict[str, Identity]) -> str | None:
@@ -333,6 +337,7 @@ def _find_tensors(folder: Path, shards: tuple[Shard, ...]) -> dict[str, Tensor]:
             other = by_name.setdefault(entry.name, tensor)
             if other is not tensor:
                 facts = f"tensor {shown(entry.name)} is in it and in {shown(shards[other.shard].path)}"
-                hint = "if one is a second copy of the weights, " + skip_hint(pattern_of(shard.path))
+                hint = "shards of ranks need --layout; a second copy of the weights goes out: "
+                hint += skip_hint(pattern_of(shard.path))
                 raise DamagedError(str(folder / shard.path), facts, hint=hint)
     return by_name

@@ -234,7 +234,10 @@ def probe(
     output: Output = None,
     tensors: Tensors = False,
 ) -> int:
-    """Derive the layout of a loader, by having it load checkpoints whose values say where they come from."""
+    """Derive the layout of a loader, by having it load checkpoints whose values say where they come from.
+
+    It returns tensors by name, or by file and name, of NumPy or PyTorch; BF16 and F8 have to be PyTorch's.
+    """
     from dcr_cli.families import probe_layout
     from dcr_cli.report import layouts
 

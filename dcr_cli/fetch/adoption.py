@@ -17,12 +17,14 @@ from dcr_cli.fetch.situation import Situation
 from dcr_cli.fetch.source import Source, commits_between, require_version
 from dcr_cli.fetch.wish import Wish
 from dcr_cli.receiver.survey import open_root
+from dcr_cli.receiver.view import has_layout, layout_blake3
 from dcr_cli.remote.documents import fetch_anchor
 from dcr_cli.remote.log import ADOPTED_VERSIONS
 from dcr_cli.remote.signing import Trust
 from dcr_cli.remote.version import Published
 
 _REPAIR = "dcr pull --repair brings it to a version whatever it holds, and fetches what differs from an anchor"
+_EXPORT = "export it again from a checkpoint of a version: no anchor is stored as its layout says"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,10 @@ def find_standing(source: Source, situation: Situation, target: int, wish: Wish)
     """
     if situation.is_new or (wish.is_repair and wish.version is not None):
         return Standing(None)
+    layout = wish.view.layout
+    if layout is not None and situation.held is not None and situation.held.layout != layout_blake3(layout):
+        # It was recorded through another one, which says nothing of what this one leads to.
+        situation = replace(situation, held=None)
     noted = _noted(source, situation, wish)
     if situation.is_marked or wish.is_repair:
         return Standing(None)
@@ -68,7 +74,8 @@ def find_standing(source: Source, situation: Situation, target: int, wish: Wish)
         if (found := _match(source, held, versions[version])) is not None:
             return replace(found, is_adopted=True)
     which = f"is none of the versions {first} to {newest}" if first < newest else f"is not version {newest}"
-    raise WrongBaseError(str(situation.path), f"what it holds {which} of {source.shown}", hint=_REPAIR)
+    hint = _EXPORT if has_layout(situation.path, wish.view) else _REPAIR
+    raise WrongBaseError(str(situation.path), f"what it holds {which} of {source.shown}", hint=hint)
 
 
 def is_trusted(position: Position, trust: Trust) -> bool:

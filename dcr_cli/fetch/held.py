@@ -39,12 +39,13 @@ class Reading:
 class Held:
     """The content digest of the tensors in a folder, and its files, perhaps among them some that are no part of it.
 
-    `read` is there if it was read just now, and not recorded.
+    `read` is there if it was read just now, and not recorded; `layout` is the blake3 of the layout it was recorded by.
     """
 
     content: bytes
     files: tuple[FileDigest, ...]
     read: Reading | None = None
+    layout: bytes | None = None
 
     @property
     def files_digest(self) -> bytes:
@@ -74,7 +75,7 @@ def recorded(root: Folder) -> Held | None:
     record = find_record(root)
     if record is None or identities_now(root, record.identities) != dict(record.identities):
         return None
-    return Held(record.state.content, tuple(record.files))
+    return Held(record.state.content, tuple(record.files), layout=record.layout)
 
 
 def read_held(root: Folder, skip: Sequence[str], effort: Effort, view: View) -> Held:

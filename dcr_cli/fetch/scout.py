@@ -133,7 +133,9 @@ class Scout:
         if self._by_deltas_alone:
             facts = f"version {target} cannot be reached by deltas{self._losses.words}, and files of anchors are not"
             facts += " stored as the receiver's layout says"
-            return WrongBaseError(self._source.shown, facts, hint="export the receiver again from a newer version")
+            return WrongBaseError(
+                self._source.shown, facts, hint=f"export the receiver again from a checkpoint of version {target}"
+            )
         if own is None or own > target:
             facts = f"no anchor from which version {target} can be reached{self._losses.words}"
             return NotFoundError(self._source.shown, facts, hint=f"dcr anchor {self._source.shown} makes one")

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Self
 
 from dcr_cli.checkpoint.digest import object_digest
+from dcr_cli.checkpoint.file_kinds import file_kind
 from dcr_cli.checkpoint.in_progress import LOCK_FILE, MAX_MARKER_BYTES, STATE_FOLDER
 from dcr_cli.durable import NEW_FILE_MODE, PRIVATE_FOLDER_MODE, Folder
 from dcr_cli.errors import DamagedError, DcrError
@@ -24,6 +25,8 @@ from dcr_cli.receiver.base import Base, Digests, decode_base, encode_base
 from dcr_cli.receiver.marker import MARKER, REPAIR, Marker, decode_marker, encode_marker
 from dcr_cli.receiver.passes.journal import Chunk
 from dcr_cli.receiver.places import CONFIG, check_changeable
+from dcr_cli.receiver.record import STATE_NAME, TABLE_NAME
+from dcr_cli.receiver.view import NOTE_NAME
 
 STAGE, JOURNAL, HELD = "stage", "journal", "held"
 LOCK = LOCK_FILE.rpartition("/")[2]
@@ -114,8 +117,16 @@ class Receiver:
     # What is being prepared
 
     def begin(self) -> None:
-        """Make the folders for a change. Whatever lay in them is removed first."""
+        """Make the folders for a change. Whatever lay in them is removed first.
+
+        DamagedError if something else than a file has a name that what is noted in the end needs.
+        """
         self.clear()
+        for name in (STATE_NAME, TABLE_NAME, NOTE_NAME):
+            status = self.home.status(name)
+            if status is not None and not stat.S_ISREG(status.st_mode):
+                facts = f"is {file_kind(status.st_mode)}, where a file has to be"
+                raise DamagedError(str(self.home.path / name), facts, hint="remove it")
         for name in (STAGE, JOURNAL):
             self.home.make_folder(name, PRIVATE_FOLDER_MODE)
         self.home.sync()

@@ -18,6 +18,7 @@ from dcr_cli.receiver.change import REPLACE
 from dcr_cli.receiver.here import change
 from dcr_cli.receiver.job import Job, Target
 from dcr_cli.receiver.plan import Plan
+from dcr_cli.receiver.sidecars import final_files, new_files
 from dcr_cli.receiver.survey import Survey, is_there_already, look_at, open_root
 from dcr_cli.receiver.view import View
 
@@ -53,7 +54,7 @@ def apply_to(checkpoint: Path, out: Path, targets: Sequence[Target], view: View)
 
 
 def done_to(out: Path, found: Survey, job: Job, plan: Plan, *, bytes_written: int, dry_run: bool) -> ApplyResult:
-    paths = [shard.path for shard in plan.shards] + [row.path for row in job.target.chain.manifest.files]
+    paths = [file.path for file in final_files(job, plan, new_files(job, plan))]
     foreign = found.foreign
     result = done(str(out), TO, job, plan, files=paths, bytes_written=bytes_written, foreign=foreign, dry_run=dry_run)
     return replace(result, room_bytes=room_for_fresh(plan, links=False))
