@@ -45,7 +45,7 @@ def by_loops(out: NDArray[Any], source: NDArray[Any], axes: Axes, out_begin: int
 @st.composite
 def boxes(draw: st.DrawFn) -> Axes:
     """Axes whose elements are apart on both sides, in any order, with gaps; few of them, or larger than a tile."""
-    counts = draw(st.lists(st.sampled_from([1, 2, 3, 5, 31, 32, 33, 70]), max_size=4))
+    counts = draw(st.lists(st.sampled_from([1, 2, 3, 5, 16, 31, 33, 64, 70]), max_size=4))
     while np.prod(counts, dtype=float) > 6000:
         counts.pop()
     steps = []
@@ -78,6 +78,16 @@ def test_every_level_copies_what_loops_copy(axes: Axes, out_begin: int, source_b
         assert all(out.tobytes() == expected.tobytes() for out in found)
     if level is not None:
         native.set_level(level)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("shape", [(64, 64), (128, 192), (131, 150), (150, 17)])
+def test_a_matrix_of_many_tiles_is_turned(copy: Copy, shape: tuple[int, int], width: int) -> None:
+    rows, columns = shape
+    source = np.random.default_rng(width).integers(0, 1 << 63, rows * columns, np.uint64).astype(f"<u{width}")
+    out = np.zeros_like(source)
+    copy(out, source, [(rows, 1, columns), (columns, rows, 1)])
+    assert out.tobytes() == source.reshape(shape).T.tobytes()
 
 
 def test_elements_at_odd_addresses(copy: Copy) -> None:

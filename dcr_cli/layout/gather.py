@@ -18,6 +18,7 @@ from dcr_cli.checkpoint.header import DTYPES
 from dcr_cli.checkpoint.names import shown
 from dcr_cli.errors import DamagedError
 from dcr_cli.layout.box import Box, Rectangle
+from dcr_cli.layout.buffers import Buffers
 from dcr_cli.layout.coverage import coordinate, local_name
 from dcr_cli.layout.kept import Kept
 from dcr_cli.layout.layout import Form, Placed
@@ -39,7 +40,7 @@ _LINE_BYTES = 64
 _MANY = 4
 _PANEL_BYTES = 16 << 20
 # What was gathered or converted so, and what was found out for it, is kept up to so many bytes.
-_PANELS_BYTES = 64 << 20
+_PANELS_BYTES = 32 << 20
 _FINDINGS_BYTES = 32 << 20
 
 
@@ -131,7 +132,7 @@ class Sources:
 
     def _panel(self, gatherer: Gatherer, begin: int, height: int) -> Elements:
         count = min(height, self.form.elements - begin)
-        panel: Elements = np.empty(count, f"<u{DTYPES[self.form.dtype].width}")
+        panel: Elements = gatherer.buffers.take(count, f"<u{DTYPES[self.form.dtype].width}")
         gatherer.read(self, begin, panel)
         return panel
 
@@ -147,16 +148,16 @@ class Gatherer:
     """Reads ranges of canonical tensors from the files of their local ones. Its methods may be called from several
     threads.
 
-    `panels` keep canonical elements that were gathered or converted more of at once than was asked for, `findings` what
-    is small and took much reading.
+    `panels` keep canonical elements that were gathered or converted more of at once than was asked for, in `buffers`;
+    `findings` what is small and took much reading.
     """
 
     def __init__(self, files: ReadsPaths) -> None:
         self._files = files
         self._scratch = _Scratch()
-        self._read_at_once = _Scratch()
         self._replica = _Scratch()
         self._stored = _Scratch()
+        self.buffers = Buffers(_PANEL_BYTES)
         self.panels = Kept(_PANELS_BYTES)
         self.findings = Kept(_FINDINGS_BYTES)
 
@@ -214,7 +215,9 @@ class Gatherer:
         # Several slabs are put where they belong at once: one alone may have a single element in each row of the other
         # tensor, and each would cost as much as a whole line of the processor's cache.
         for several in box.slabs(part, max(1, _STACK_BYTES // (span * out.itemsize))):
-            copy = self._copy_stack if several.elements > slab.elements else self._copy_span
+            # One read is better than many, even if what lies in between comes too.
+            is_one = several.elements == slab.elements or box.span(several) <= _SPARSE * several.elements
+            copy = self._copy_span if is_one else self._copy_stack
             copy(held, several, first, out)
 
     def _copy_span(self, held: Held, part: Rectangle, first: int, out: Elements) -> None:
@@ -230,15 +233,8 @@ class Gatherer:
         span = box.span(part) - (slabs - 1) * step
         apart = span + _LINE_BYTES // out.itemsize
         stack: Elements = self._scratch.of(slabs * apart * out.itemsize).view(out.dtype).reshape(slabs, apart)
-        if step <= _SPARSE * span:
-            # One read is better than many, even if what lies in between comes too.
-            local: Elements = self._read_at_once.of(box.span(part) * out.itemsize).view(out.dtype)
-            self._read(held, part.local, local)
-            strides = step * out.itemsize, out.itemsize
-            stack[:, :span] = np.lib.stride_tricks.as_strided(local, (slabs, span), strides)
-        else:
-            for number, row in enumerate(stack):
-                self._read(held, part.local + number * step, row[:span])
+        for number, row in enumerate(stack):
+            self._read(held, part.local + number * step, row[:span])
         box.copy_stacked(part, stack.reshape(-1), apart, out, first)
 
     def _compare(self, sources: Sources, held: Held, first: int, out: Elements) -> None:

@@ -4,9 +4,10 @@
 
 #include "simd.h"
 
-/* A square of so many elements each way is turned at once, in memory whose rows do not fall on the same lines of a cache. */
-#define TILE 32
-#define TILE_ROW (TILE + 4)
+/* A tile of so many elements each way is turned at once, in memory whose rows do not fall on the same lines of a cache. */
+#define TILE(width) ((width) <= 2 ? 64 : 32)
+#define TILE_ROW(width) ((TILE(width) + 4) * (width))
+#define TILE_BYTES (32 * TILE_ROW(8))
 
 /* Copies `rows` runs of `run` elements; the runs are contiguous on both sides if their step is 1 on both. */
 ALWAYS_INLINE void copy_runs(int width, uint8_t *out, const uint8_t *source, const struct axis *row, const struct axis *run) {
@@ -23,29 +24,56 @@ ALWAYS_INLINE void copy_runs(int width, uint8_t *out, const uint8_t *source, con
     }
 }
 
-/* Copies a tile whose rows are contiguous in `source`, and whose columns are contiguous in `out`, by way of `kept`. */
-ALWAYS_INLINE void turn_tile(int width, uint8_t *out, size_t out_step, const uint8_t *source, size_t source_step, size_t rows, size_t columns) {
-    uint8_t kept[TILE * TILE_ROW * 8];
-    for (size_t i = 0; i < rows; i++) memcpy(kept + i * TILE_ROW * (size_t)width, source + i * source_step, columns * (size_t)width);
-    for (size_t j = 0; j < columns; j++) {
-        uint8_t line[TILE * 8];
-        const uint8_t *from = kept + j * (size_t)width;
-        for (size_t i = 0; i < rows; i++) memcpy(line + i * (size_t)width, from + i * TILE_ROW * (size_t)width, (size_t)width);
-        memcpy(out + j * out_step, line, rows * (size_t)width);
+/* Turns a square of SQUARE elements each way: its rows become columns. Steps are in bytes. Each round deals the vectors out in turn, like the
+ * two halves of a pack of cards; after log2(SQUARE) of them each holds a column. */
+#ifdef WITH_ZIP
+#define SQUARE(width) (16 / (width))
+ALWAYS_INLINE void turn_square(int width, uint8_t *out, size_t out_step, const uint8_t *source, size_t source_step) {
+    vector16 rows[16], dealt[16];
+    for (int i = 0; i < SQUARE(width); i++) rows[i] = load16_bytes(source + (size_t)i * source_step);
+    for (int round = 1; round < SQUARE(width); round *= 2) {
+        for (int i = 0; i < SQUARE(width) / 2; i++) {
+            dealt[2 * i] = zip_low(rows[i], rows[i + SQUARE(width) / 2], width);
+            dealt[2 * i + 1] = zip_high(rows[i], rows[i + SQUARE(width) / 2], width);
+        }
+        for (int i = 0; i < SQUARE(width); i++) rows[i] = dealt[i];
     }
+    for (int i = 0; i < SQUARE(width); i++) store16_bytes(out + (size_t)i * out_step, rows[i]);
+}
+#else
+#define SQUARE(width) 1
+ALWAYS_INLINE void turn_square(int width, uint8_t *out, size_t out_step, const uint8_t *source, size_t source_step) {
+    (void)out_step, (void)source_step;
+    memcpy(out, source, (size_t)width);
+}
+#endif
+
+/* Copies a tile whose rows are contiguous in `source`, and whose columns are contiguous in `out`, by way of `kept`: squares of it, and one
+ * by one what is left beside them. */
+ALWAYS_INLINE void turn_tile(int width, uint8_t *out, size_t out_step, const uint8_t *source, size_t source_step, size_t rows, size_t columns) {
+    const size_t w = (size_t)width, kept_step = (size_t)TILE_ROW(width), square = SQUARE(width);
+    const size_t whole_rows = rows / square * square, whole_columns = columns / square * square;
+    uint8_t kept[TILE_BYTES], turned[TILE_BYTES];
+    for (size_t i = 0; i < rows; i++) memcpy(kept + i * kept_step, source + i * source_step, columns * w);
+    for (size_t j = 0; j < whole_columns; j += square)
+        for (size_t i = 0; i < whole_rows; i += square)
+            turn_square(width, turned + j * kept_step + i * w, kept_step, kept + i * kept_step + j * w, kept_step);
+    for (size_t j = 0; j < columns; j++)
+        for (size_t i = j < whole_columns ? whole_rows : 0; i < rows; i++) memcpy(turned + j * kept_step + i * w, kept + i * kept_step + j * w, w);
+    for (size_t j = 0; j < columns; j++) memcpy(out + j * out_step, turned + j * kept_step, rows * w);
 }
 
 /* Copies a matrix whose columns are near each other in `source` and whose rows are in `out`, tile by tile. */
 ALWAYS_INLINE void turn(int width, uint8_t *out, const uint8_t *source, const struct axis *row, const struct axis *column) {
-    const size_t w = (size_t)width, row_out = row->out, row_source = row->source, column_out = column->out, column_source = column->source;
-    for (size_t r = 0; r < row->count; r += TILE) {
-        size_t rows = row->count - r < TILE ? row->count - r : TILE;
-        for (size_t c = 0; c < column->count; c += TILE) {
-            size_t columns = column->count - c < TILE ? column->count - c : TILE;
+    const size_t w = (size_t)width, tile = TILE(width), row_out = row->out, row_source = row->source, column_out = column->out, column_source = column->source;
+    for (size_t r = 0; r < row->count; r += tile) {
+        size_t rows = row->count - r < tile ? row->count - r : tile;
+        for (size_t c = 0; c < column->count; c += tile) {
+            size_t columns = column->count - c < tile ? column->count - c : tile;
             const uint8_t *from = source + (r * row_source + c * column_source) * w;
             uint8_t *to = out + (r * row_out + c * column_out) * w;
             if (row_out == 1 && column_source == 1) {
-                if (rows == TILE && columns == TILE) turn_tile(width, to, column_out * w, from, row_source * w, TILE, TILE);
+                if (rows == tile && columns == tile) turn_tile(width, to, column_out * w, from, row_source * w, tile, tile);
                 else turn_tile(width, to, column_out * w, from, row_source * w, rows, columns);
                 continue;
             }

@@ -162,6 +162,27 @@ ALWAYS_INLINE void dot_two_rows(const uint8_t *first, const uint8_t *second, con
     dot_tail(second, keys, done, count, sums->second);
 }
 
+/* 16 bytes, and of the elements of two such vectors, in turn, those of the lower halves or of the upper ones. */
+#define WITH_ZIP 1
+typedef __m128i vector16;
+
+ALWAYS_INLINE vector16 load16_bytes(const uint8_t *at) { return _mm_loadu_si128((const __m128i *)at); }
+ALWAYS_INLINE void store16_bytes(uint8_t *at, vector16 v) { _mm_storeu_si128((__m128i *)at, v); }
+
+ALWAYS_INLINE vector16 zip_low(vector16 a, vector16 b, int width) {
+    return width == 1   ? _mm_unpacklo_epi8(a, b)
+           : width == 2 ? _mm_unpacklo_epi16(a, b)
+           : width == 4 ? _mm_unpacklo_epi32(a, b)
+                        : _mm_unpacklo_epi64(a, b);
+}
+
+ALWAYS_INLINE vector16 zip_high(vector16 a, vector16 b, int width) {
+    return width == 1   ? _mm_unpackhi_epi8(a, b)
+           : width == 2 ? _mm_unpackhi_epi16(a, b)
+           : width == 4 ? _mm_unpackhi_epi32(a, b)
+                        : _mm_unpackhi_epi64(a, b);
+}
+
 #elif defined(WITH_NEON)
 
 ALWAYS_INLINE uint64_t bits_of_bytes(uint8x16_t a, uint8x16_t b, uint8x16_t c, uint8x16_t d) {
@@ -229,6 +250,26 @@ ALWAYS_INLINE void dot_two_rows(const uint8_t *first, const uint8_t *second, con
     }
     dot_tail(first, keys, count & ~(size_t)7, count, sums->first);
     dot_tail(second, keys, count & ~(size_t)7, count, sums->second);
+}
+
+#define WITH_ZIP 1
+typedef uint8x16_t vector16;
+
+ALWAYS_INLINE vector16 load16_bytes(const uint8_t *at) { return vld1q_u8(at); }
+ALWAYS_INLINE void store16_bytes(uint8_t *at, vector16 v) { vst1q_u8(at, v); }
+
+ALWAYS_INLINE vector16 zip_low(vector16 a, vector16 b, int width) {
+    if (width == 1) return vzip1q_u8(a, b);
+    if (width == 2) return vreinterpretq_u8_u16(vzip1q_u16(vreinterpretq_u16_u8(a), vreinterpretq_u16_u8(b)));
+    if (width == 4) return vreinterpretq_u8_u32(vzip1q_u32(vreinterpretq_u32_u8(a), vreinterpretq_u32_u8(b)));
+    return vreinterpretq_u8_u64(vzip1q_u64(vreinterpretq_u64_u8(a), vreinterpretq_u64_u8(b)));
+}
+
+ALWAYS_INLINE vector16 zip_high(vector16 a, vector16 b, int width) {
+    if (width == 1) return vzip2q_u8(a, b);
+    if (width == 2) return vreinterpretq_u8_u16(vzip2q_u16(vreinterpretq_u16_u8(a), vreinterpretq_u16_u8(b)));
+    if (width == 4) return vreinterpretq_u8_u32(vzip2q_u32(vreinterpretq_u32_u8(a), vreinterpretq_u32_u8(b)));
+    return vreinterpretq_u8_u64(vzip2q_u64(vreinterpretq_u64_u8(a), vreinterpretq_u64_u8(b)));
 }
 
 #else
