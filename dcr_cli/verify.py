@@ -27,7 +27,7 @@ from dcr_cli.delta.encoding import uint_dtype
 from dcr_cli.delta.scan import Part, parts_of
 from dcr_cli.errors import NotFoundError, UsageError
 from dcr_cli.layout.laid import LaidCheckpoint
-from dcr_cli.layout.opening import layout_given, open_any
+from dcr_cli.layout.opening import layout_given, noted_path, open_any
 from dcr_cli.reference import (
     Reference,
     StateReference,
@@ -309,26 +309,39 @@ def _target_of(part: Part) -> Tensor:
 
 
 def _compare_sidecars(found: Opened, expected: Opened) -> tuple[int, list[SidecarDifference]]:
-    digests = [
-        {file.path: file.blake3 for file in checkpoint.files_digest(reader) if file.kind == SIDECAR}
-        for checkpoint, reader in (found, expected)
-    ]
-    differences = _differing(digests[0], digests[1])
-    if isinstance(expected[0], LaidCheckpoint):
-        # Shards of ranks need not have them beside them.
+    records, others = _sidecar_records(found), _sidecar_records(expected)
+    differences = _differing(records, others)
+    if _may_lack_sidecars(found[0]):
+        differences = [each for each in differences if each.kind != "missing"]
+    if _may_lack_sidecars(expected[0]):
         differences = [each for each in differences if each.kind != "extra"]
-    return len(digests[0].keys() & digests[1].keys()), differences
+    return len(records.keys() & others.keys()), differences
 
 
 def _sidecars_against(
     found: Opened, reference: Reference | StateReference
 ) -> tuple[dict[str, bytes], list[SidecarDifference]]:
-    """The records of a checkpoint's sidecars, and which ones differ. Shards of ranks need not have them beside them."""
-    records = {file.path: file.blake3 for file in found[0].files_digest(found[1]) if file.kind == SIDECAR}
+    """The records of a checkpoint's sidecars, and which ones differ."""
+    records = _sidecar_records(found)
     differences = _differing(records, reference.sidecars)
-    if isinstance(found[0], LaidCheckpoint):
+    if _may_lack_sidecars(found[0]):
         differences = [each for each in differences if each.kind != "missing"]
     return records, differences
+
+
+def _sidecar_records(opened: Opened) -> dict[str, bytes]:
+    """The digests of the sidecars that lie in a checkpoint's own folder."""
+    checkpoint, reader = opened
+    return {
+        file.path: file.blake3
+        for file in checkpoint.files_digest(reader)
+        if file.kind == SIDECAR and file.path in checkpoint.identities
+    }
+
+
+def _may_lack_sidecars(checkpoint: Checkpoint) -> bool:
+    """Whether these are shards as a trainer's ranks write them, which bring tensors alone; a receiver has all."""
+    return isinstance(checkpoint, LaidCheckpoint) and noted_path(checkpoint.root) is None
 
 
 def _is_held(checkpoint: Checkpoint, tensor: Tensor) -> bool:

@@ -82,6 +82,31 @@ def test_ranks_become_what_numpy_cuts(tmp_path: Path, mode: str, encoding: str) 
     assert verify(receiver, against=run.dense(1)).matches
 
 
+def test_a_receiver_without_its_sidecars_is_no_match(run: Run) -> None:
+    receiver = run.receiver()
+    apply(run.delta(1), receiver, layout=run.layout)
+    (receiver / "config.json").unlink()
+    for result in (
+        verify(receiver),
+        verify(receiver, against=run.dense(1)),
+        verify(receiver, delta=run.delta(1)),
+        verify(run.dense(1), against=receiver),
+    ):
+        kind = "extra" if result.reference == str(receiver) else "missing"
+        assert not result.matches and result.checked_sidecars == 0
+        assert [(each.path, each.kind) for each in result.sidecars] == [("config.json", kind)]
+
+
+def test_shards_of_a_trainer_need_no_sidecars(run: Run) -> None:
+    (run.ranks(1) / "config.json").unlink()
+    for result in (
+        verify(run.ranks(1), layout=run.layout, against=run.dense(1)),
+        verify(run.ranks(1), layout=run.layout, delta=run.delta(1)),
+        verify(run.dense(1), against=run.ranks(1), against_layout=run.layout),
+    ):
+        assert result.matches and result.checked_sidecars == 0
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_the_layout_is_given_once(run: Run, mode: str) -> None:
     receiver = run.receiver()
