@@ -18,7 +18,7 @@ def maker(calls: list[int], number: int, size: int = 10) -> NDArray[np.uint8]:
 
 
 def test_what_was_asked_for_first_goes_first() -> None:
-    kept, calls = Kept(30), list[int]()
+    kept, calls = Kept(3 * (1024 + 10)), list[int]()
     for number in (1, 2, 3, 1, 4, 1, 3, 2):
         assert kept.of(number, lambda number=number: maker(calls, number))[0] == number  # type: ignore[misc]
     assert calls == [1, 2, 3, 4, 2]
@@ -32,7 +32,7 @@ def test_the_last_two_stay_however_large() -> None:
 
 
 def test_threads_wait_for_the_one_that_makes_it() -> None:
-    kept, calls = Kept(100), list[int]()
+    kept, calls = Kept(10_000), list[int]()
     together = threading.Barrier(4)
 
     def ask(_: int) -> NDArray[np.uint8]:
@@ -42,6 +42,31 @@ def test_threads_wait_for_the_one_that_makes_it() -> None:
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(ask, range(4)))
     assert calls == [7] and all(each is found[0] for each in found)
+
+
+def test_the_time_for_one_more_does_not_grow_with_what_is_kept() -> None:
+    looks = []
+
+    class Key:
+        def __hash__(self) -> int:
+            looks.append(self)
+            return id(self)
+
+    kept = Kept(1 << 20)
+    each = []
+    for _ in range(3000):
+        looks.clear()
+        kept.of(Key(), lambda: np.zeros(8, np.uint8))
+        each.append(len(looks))
+    assert max(each) <= 8
+
+
+def test_small_ones_are_not_kept_for_ever() -> None:
+    kept, calls = Kept(100 * 1024), list[int]()
+    for number in range(200):
+        kept.of(number, lambda number=number: maker(calls, number, 1))  # type: ignore[misc]
+    kept.of(0, lambda: maker(calls, 0, 1))
+    assert calls.count(0) == 2
 
 
 def test_who_fails_is_asked_again() -> None:

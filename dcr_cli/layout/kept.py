@@ -6,12 +6,15 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from numpy.typing import NDArray
 
 # The last ones asked for stay, however large they are: threads that pass from one to the next ask for both in turn.
 _STAY = 2
+# What one costs besides its elements, about.
+_ENTRY_BYTES = 1 << 10
 
 
 @dataclass(slots=True, eq=False)
@@ -39,15 +42,25 @@ class Kept:
                 value = make()
                 with self._lock:
                     entry.value = value
-                    self._bytes += value.nbytes
+                    self._bytes += _cost(value)
                     self._let_go()
             return entry.value
 
     def _let_go(self) -> None:
-        for key in list(self._entries)[:-_STAY]:
-            if self._bytes <= self._budget_bytes:
-                return
-            value = self._entries[key].value
-            if value is not None:
-                del self._entries[key]
-                self._bytes -= value.nbytes
+        over = self._bytes - self._budget_bytes
+        if over <= 0:
+            return
+        gone = []
+        for key, entry in islice(self._entries.items(), max(0, len(self._entries) - _STAY)):
+            if over <= 0:
+                break
+            if entry.value is not None:
+                gone.append(key)
+                over -= _cost(entry.value)
+        for key in gone:
+            del self._entries[key]
+        self._bytes = over + self._budget_bytes
+
+
+def _cost(value: NDArray[Any]) -> int:
+    return value.nbytes + _ENTRY_BYTES
