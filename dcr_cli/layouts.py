@@ -24,6 +24,7 @@ from dcr_cli.layout.document import encode_layout, read_layout
 from dcr_cli.layout.laid import LaidCheckpoint, check_like, lay
 from dcr_cli.layout.layout import Layout, LocalTensor
 from dcr_cli.layout.opening import layout_of
+from dcr_cli.layout.padding import check_padding
 from dcr_cli.layout.shards import open_shards
 
 Progress = Callable[[str, int, int], None]
@@ -81,7 +82,7 @@ class CheckLayoutResult:
     """A layout that is right as far as it was checked: every element of every tensor is owned exactly once.
 
     `checkpoint`: its shards are those of the layout. `base`: its tensors are. `is_deep`: all bytes of the shards were
-    read, and replicas agree; `replica_elements` are there more than once.
+    read, replicas agree, and padding is as the layout says; `replica_elements` are there more than once.
     """
 
     layout: str
@@ -121,7 +122,8 @@ def check_layout(
     progress: Progress | None = None,
 ) -> CheckLayoutResult:
     """Check that a layout, of a file or of a folder of shards, owns every element exactly once; that the shards in
-    `checkpoint` are those of the layout; that its tensors are those of `base`; and if `deep`, that replicas agree.
+    `checkpoint` are those of the layout; that its tensors are those of `base`; and if `deep`, that replicas agree and
+    padding is zero where the layout says so.
     `functions`, each `module:function`, are those that rules of the layout may call.
 
     Raises DamagedError, which names the tensor and the element, NotFoundError, UnsupportedError, UsageError.
@@ -185,8 +187,9 @@ def _check_owners(layout: Layout) -> tuple[int, int]:
 
 
 def _read(laid: LaidCheckpoint, jobs: int | None, progress: Progress | None) -> None:
-    """Read all elements; replicas are compared with their owners on the way."""
+    """Read all elements; replicas are compared with their owners on the way, and padding with zeros."""
     with Workers(jobs, "check", progress) as workers, laid.reader() as reader:
+        check_padding(reader, laid.local, laid.layout)
         tensor_digests(workers, Side(laid, reader, tensor_of_part), in_file_order(laid.tensors))
         reader.check_unchanged()
 

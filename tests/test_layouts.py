@@ -15,6 +15,7 @@ from dcr_cli.errors import ConflictError, DamagedError, UnsupportedError, UsageE
 from dcr_cli.layout import composition
 from dcr_cli.layout.box import Box, Patience, slice_box, whole_box
 from dcr_cli.layout.composition import compose_layouts as compose
+from dcr_cli.layout.coverage import coordinate
 from dcr_cli.layout.document import decode_layout, encode_layout
 from dcr_cli.layout.layout import ZERO, Form, Layout, LocalTensor, Placement, Rule
 
@@ -87,6 +88,26 @@ def test_check_of_shards_and_their_replicas(tmp_path: Path) -> None:
         check_layout(layout, bad, deep=True)
     with pytest.raises(UsageError, match="replicas in a checkpoint"):
         check_layout(layout, deep=True)
+
+
+def test_check_looks_at_padding(tmp_path: Path) -> None:
+    layout = write(tmp_path / "l.json", two_ranks(padding=1))
+    for name, value in (("good", 0), ("bad", 77)):
+        for rank in (0, 1):
+            padded = np.concatenate([W[4 * rank : 4 * rank + 4], np.zeros((1, 6), np.uint16)])
+            padded[4, 2] = value if rank else 0
+            (tmp_path / name).mkdir(exist_ok=True)
+            save_file({"norm": NORM, "w": padded}, tmp_path / name / f"rank-{rank}.safetensors")
+    check_layout(layout, tmp_path / "good", deep=True)
+    check_layout(layout, tmp_path / "bad")
+    with pytest.raises(DamagedError, match=r"w of rank-1.safetensors: element \[4, 2\] is padding, and 0x004d"):
+        check_layout(layout, tmp_path / "bad", deep=True)
+
+
+def test_elements_of_packed_dtypes_are_named_by_their_first() -> None:
+    assert coordinate(200, Form("F4", (8, 64))) == "[6, 16]"
+    assert coordinate(3, Form("F6_E2M3", (16,))) == "4"
+    assert coordinate(0, Form("F32", ())) == "0"
 
 
 def test_check_names_the_element_that_two_local_places_want(tmp_path: Path) -> None:
@@ -186,6 +207,21 @@ def test_layouts_that_take_too_long_to_compose_are_refused(monkeypatch: pytest.M
     monkeypatch.setattr(composition, "Patience", partial(Patience, 0))
     with pytest.raises(DamagedError, match="second: does not follow two ranks: boxes have strides"):
         compose(two_ranks(), second)
+
+
+def test_what_the_second_layout_skips_is_skipped() -> None:
+    forms = {"w": FORMS["w"], "norm": FORMS["norm"]}
+    first = Layout("plain", forms, {"a.safetensors": {name: whole(name) for name in forms}})
+    kept = {"b.safetensors": {"w": whole("w")}}
+    second = Layout("without norm", forms, kept, frozenset({"norm"}))
+    assert compose(first, second).skipped == {"norm"}
+
+
+def test_two_local_tensors_of_one_name_are_told() -> None:
+    one = {path: {"x": rows(number)} for number, path in enumerate(("p", "q"))}
+    first = Layout("twice", FORMS, one | {"r": {"p:x": whole("norm")}})
+    with pytest.raises(DamagedError, match="twice: two of its local tensors are called p:x"):
+        compose(first, Layout("second", {}, {}))
 
 
 def test_rules_come_first() -> None:

@@ -54,7 +54,11 @@ def check(
         typer.Option("--base", metavar="CHECKPOINT", help="The tensors have to be those of this checkpoint."),
     ] = None,
     deep: Annotated[
-        bool, typer.Option("--deep", help="Read every byte of CHECKPOINT, and compare what is there more than once.")
+        bool,
+        typer.Option(
+            "--deep",
+            help="Read all bytes: copies have to agree, and padding to be as the layout says.",
+        ),
     ] = False,
     skip: Skip = None,
     function: Function = None,

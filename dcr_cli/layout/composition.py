@@ -31,7 +31,18 @@ def compose_layouts(first: Layout, second: Layout) -> Layout:
     except ValueError as error:
         raise DamagedError(second.what, f"does not follow {first.what}: {error}") from error
     what = f"{first.what}, then {second.what}"
-    return Layout(what, first.tensors, shards, first.skipped, first.stored, first.rules, second.hint)
+    skipped = first.skipped | _left_out(first, second, between)
+    return Layout(what, first.tensors, shards, skipped, first.stored, first.rules, second.hint)
+
+
+def _left_out(first: Layout, second: Layout, between: Mapping[str, LocalTensor]) -> frozenset[str]:
+    """The canonical tensors that lie nowhere but in local tensors of `first` that `second` skips."""
+    lie = {placement.tensor: set[str]() for tensor in between.values() for placement in tensor.placements}
+    for name, tensor in between.items():
+        for placement in tensor.placements:
+            lie[placement.tensor].add(name)
+    source = {name: first.rules[name].of if name in first.rules else name for name in first.tensors}
+    return frozenset(name for name in first.tensors if source[name] in lie and lie[source[name]] <= second.skipped)
 
 
 def _tensors_between(first: Layout) -> dict[str, LocalTensor]:
@@ -40,11 +51,14 @@ def _tensors_between(first: Layout) -> dict[str, LocalTensor]:
     for tensors in first.shards.values():
         for name in tensors:
             count[name] = count.get(name, 0) + 1
-    return {
-        name if count[name] == 1 else f"{path}:{name}": tensor
-        for path, tensors in first.shards.items()
-        for name, tensor in tensors.items()
-    }
+    found: dict[str, LocalTensor] = {}
+    for path, tensors in first.shards.items():
+        for name, tensor in tensors.items():
+            called = name if count[name] == 1 else f"{path}:{name}"
+            if called in found:
+                raise DamagedError(first.what, f"two of its local tensors are called {shown(called)}")
+            found[called] = tensor
+    return found
 
 
 def _check_forms(first: Layout, second: Layout, between: Mapping[str, LocalTensor]) -> None:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dcr_cli.checkpoint.header import DTYPES
 from dcr_cli.checkpoint.names import shown
 from dcr_cli.errors import DamagedError
 from dcr_cli.layout.box import Axis, Box, Patience, index_of, meetings
@@ -270,9 +271,11 @@ def _first_met(group: Sequence[_Marked], patience: Patience) -> int | None:
 
 
 def coordinate(element: int, form: Form) -> str:
-    """Where an element is, for people."""
-    index = index_of(element, form.shape)
-    return str(index) if len(index) > 1 else str(element)
+    """Where an element is, for people; of those that share a byte, the first that has a bit in it."""
+    dtype = DTYPES[form.dtype]
+    number = element * 8 // dtype.bits if dtype.is_packed else element
+    index = index_of(number, form.shape)
+    return str(index) if len(index) > 1 else str(number)
 
 
 def local_name(placed: Placed) -> str:
