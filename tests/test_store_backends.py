@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import paramiko
 import pytest
 from fsspec.implementations.local import LocalFileSystem
 
+from dcr_cli import stopping
 from dcr_cli.errors import ConflictError, LocalError, TransportError, UnsupportedError, UsageError
 from dcr_cli.store import objects
 from dcr_cli.store.backend import Backend, is_leftover, new_name
@@ -372,6 +374,35 @@ class TestObjects:
         finally:
             signal.signal(signal.SIGALRM, before)
         assert time.monotonic() - began < 2.5
+
+    def test_other_threads_end_too_while_a_server_is_silent(self, bucket: Bucket, clock: Clock) -> None:
+        bucket.delay_seconds = 3.0
+        store, began = s3(bucket, clock), time.monotonic()
+        with ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(store.put, "a", io.BytesIO(BIG))
+            try:
+                time.sleep(0.2)
+                stopping.ask(signal.SIGTERM)
+                with pytest.raises(stopping.Stopped):
+                    asked.result()
+            finally:
+                stopping.ask(0)
+        assert time.monotonic() - began < 2.5
+
+    def test_how_long_a_body_may_take(self) -> None:
+        seconds = [objects.sending_seconds(size) for size in (1, 1 << 20, 8 << 20, 16 << 20, 1 << 30)]
+        assert seconds == [31, 46, 158, 286, 16414]
+
+    def test_an_upload_without_an_answer_is_given_up(
+        self, bucket: Bucket, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(objects, "sending_seconds", lambda size: 1)
+        bucket.delay_seconds = 5.0
+        options, began = {**S3_OPTIONS, "endpoint_url": bucket.url}, time.monotonic()
+        store = open_store("s3://bucket/pre", options, patience=clock.patience(deadline_seconds=0))
+        with pytest.raises(TransportError):
+            store.put("a", BIG[: 2 << 20])
+        assert time.monotonic() - began < 4.5
 
     def test_what_a_head_cannot_say_is_asked_again(self, bucket: Bucket, clock: Clock) -> None:
         bucket.objects["/bucket/pre/a"] = b"12345"

@@ -23,6 +23,7 @@ from obstore.exceptions import (
 from obstore.store import AzureStore, GCSStore, S3Store
 
 from dcr_cli.errors import UnsupportedError, UsageError
+from dcr_cli.stopping import check
 from dcr_cli.store.backend import (
     CHUNK_BYTES,
     AbsentError,
@@ -54,13 +55,12 @@ _READING = {
     "read_timeout": timedelta(seconds=30),
     "connect_timeout": timedelta(seconds=10),
 }
-_SENDING = {
-    "timeout": timedelta(minutes=20),
-    "read_timeout": timedelta(minutes=20),
-    "connect_timeout": timedelta(seconds=10),
-}
 # As many as the time allows: between them it waits up to 15 s.
 _SENDING_RETRIES = {"max_retries": 20, "retry_timeout": timedelta(minutes=2)}
+# A body that goes up has so long, and as long as it takes at so many bytes a second: as slow as that are eight of them
+# that share a poor link.
+_LEAST_SENDING_SECONDS = 30
+_SLOWEST_BYTES_PER_SECOND = 64 << 10
 _MOST_SMALL_BYTES = 1 << 20
 _ACCOUNT = "AZURE_STORAGE_ACCOUNT_NAME, or --storage-option account_name=NAME, names the account"
 MOST_SINGLE_PUT_BYTES = 16 << 20
@@ -85,7 +85,7 @@ class ObjectBackend:
         cloud = cloud_of(location, options)
         self._prefix = f"{cloud.prefix}/" if cloud.prefix else ""
         self._store = _open(location, cloud, _READING, {"max_retries": 0})
-        self._sender = _open(location, cloud, _SENDING, _SENDING_RETRIES)
+        self._senders = _Senders(location, cloud)
         self._shown = location.shown
 
     def read(self, key: str, begin: int, size: int | None) -> Answer:
@@ -99,15 +99,16 @@ class ObjectBackend:
     def write(self, key: str, data: bytes | Readable, size: int) -> None:
         if size <= MOST_SINGLE_PUT_BYTES:
             whole = data if isinstance(data, bytes) else data.read(size)
-            store = self._store if size <= _MOST_SMALL_BYTES else self._sender
+            store = self._store if size <= _MOST_SMALL_BYTES else self._senders.of(size, retry=False)
             _asked(lambda: obstore.put(store, self._path(key), whole, use_multipart=False))
             return
         if size > MOST_OBJECT_BYTES:
             raise UnsupportedError(f"{self._shown}/{key}", f"has {size} bytes, an object at most {MOST_OBJECT_BYTES}")
         part_bytes, concurrent_parts = parts_of(size)
+        sender = self._senders.of(part_bytes * concurrent_parts, retry=True)
         _asked(
             lambda: obstore.put(
-                self._sender,
+                sender,
                 self._path(key),
                 parts(data, part_bytes),
                 chunk_size=part_bytes,
@@ -164,6 +165,34 @@ class ObjectBackend:
         return _asked(
             lambda: obstore.get(self._store, self._path(key), options={"range": chosen} if is_ranged else None)
         )
+
+
+class _Senders:
+    """The stores that large bodies go up through, each with another time for a request. For any number of threads."""
+
+    def __init__(self, location: Location, cloud: Cloud) -> None:
+        self._location = location
+        self._cloud = cloud
+        self._lock = threading.Lock()
+        self._stores: dict[tuple[int, bool], S3Store | GCSStore | AzureStore] = {}
+
+    def of(self, under_way_bytes: int, *, retry: bool) -> S3Store | GCSStore | AzureStore:
+        """One that gives a request the time of so many bytes; the library sends requests again itself if `retry`."""
+        seconds = sending_seconds(under_way_bytes)
+        with self._lock:
+            store = self._stores.get((seconds, retry))
+            if store is None:
+                time = timedelta(seconds=seconds)
+                times = {**_READING, "timeout": time, "read_timeout": time}
+                retries = _SENDING_RETRIES if retry else {"max_retries": 0}
+                store = self._stores[seconds, retry] = _open(self._location, self._cloud, times, retries)
+            return store
+
+
+def sending_seconds(size: int) -> int:
+    """How long a request with a body of so many bytes may take; few different times, as each is a store's own."""
+    seconds = -(-size // _SLOWEST_BYTES_PER_SECOND)
+    return _LEAST_SENDING_SECONDS + (1 << max(0, seconds - 1).bit_length())
 
 
 def parts_of(size: int) -> tuple[int, int]:
@@ -238,11 +267,9 @@ def _asked(call: Callable[[], T]) -> T:
 def _heard(call: Callable[[], T]) -> T:
     """Return what `call` returns, so that signals are heard meanwhile: the library keeps its thread until it is done.
 
-    Python handles signals in the main thread, so the call is another one's there. After a signal that ends the waiting
-    it goes on, and what it asks for may be done all the same.
+    So the call is another thread's. After a signal that ends the waiting it goes on, and what it asks for may be done
+    all the same.
     """
-    if threading.current_thread() is not threading.main_thread():
-        return call()
     outcome: SimpleQueue[tuple[list[T], BaseException | None]] = SimpleQueue()
 
     def work() -> None:
@@ -264,4 +291,4 @@ def _waited_for(outcome: SimpleQueue[Heard]) -> Heard:
             # A signal that comes just before the wait begins does not end it.
             return outcome.get(timeout=_TICK_SECONDS)
         except Empty:
-            continue
+            check()
