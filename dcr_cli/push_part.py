@@ -20,6 +20,7 @@ from dcr_cli.delta.choice import Allowed
 from dcr_cli.delta.commit import Commit
 from dcr_cli.delta.output import DIGESTS_NAME, MANIFEST_NAME, encode_documents
 from dcr_cli.errors import WrongBaseError
+from dcr_cli.layout.opening import layout_given
 from dcr_cli.publisher.baseline import check_places
 from dcr_cli.publisher.committing import Author
 from dcr_cli.publisher.encodings import allowed_in
@@ -79,6 +80,7 @@ def push_part(
     layout: str | os.PathLike[str] | None = None,
     base: str | os.PathLike[str] | None = None,
     base_layout: str | os.PathLike[str] | None = None,
+    functions: Sequence[str] = (),
     baseline: str | os.PathLike[str] | None = None,
     encoding: str = "auto",
     prepare: bool = False,
@@ -117,10 +119,10 @@ def push_part(
     check_rank(rank)
     author = Author(publisher, load_signing_key(sign_key) if sign_key is not None else None)
     check_ready(Path(checkpoint), ready)
-    source = PartSource(checkpoint, rank, layout=layout, skip=skip)
+    source = PartSource(checkpoint, rank, layout=layout, functions=functions, skip=skip)
     check_settled(source.given, settle_seconds, datetime.now(UTC).timestamp())
     options = PartOptions(
-        base=look_at_base(base, base_layout, skip),
+        base=look_at_base(base, layout_given(base_layout, functions), skip),
         baseline=Path(baseline) if baseline is not None else None,
         encoding=encoding,
         prepare=prepare,

@@ -17,7 +17,7 @@ from dcr_cli.checkpoint.names import listed
 from dcr_cli.errors import DamagedError, UsageError
 from dcr_cli.layout.laid import lay_part
 from dcr_cli.layout.layout import Layout
-from dcr_cli.layout.opening import Given, look_at
+from dcr_cli.layout.opening import Given, layout_given, look_at
 from dcr_cli.layout.shards import RankShards
 from dcr_cli.publisher.part_result import Rank
 from dcr_cli.publisher.rank_shares import cut_by_layout, shards_of
@@ -36,9 +36,10 @@ class PartSource:
         rank: Rank,
         *,
         layout: str | os.PathLike[str] | None = None,
+        functions: Sequence[str] = (),
         skip: Sequence[str] = (),
     ) -> None:
-        self.given = look_at(root, layout=Path(layout) if layout is not None else None, skip=skip)
+        self.given = look_at(root, layout=layout_given(layout, functions), skip=skip)
         self._rank = rank
         self._file = Path(layout) if layout is not None else Path(root) / LAYOUT_NOTE
         # Of shards that say themselves what they hold, all are needed to know what a tensor is.
