@@ -72,7 +72,7 @@ def test_rules_from_end_to_end(kinds: dict[str, tuple[tuple[int, ...], str]], is
 
 
 @pytest.mark.usefixtures("module")
-@pytest.mark.parametrize("more", [[], ["--dry-run"]])
+@pytest.mark.parametrize("more", [[], ["--dry-run"], ["--part", "0/1", "--attempt", "a"]])
 def test_a_function_is_allowed_by_its_name(tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str]) -> None:
     dense, ranks = write_steps(tmp_path, CALLED, 2)
     layout, remote = write_layout(tmp_path / "layout.json", CALLED), tmp_path / "remote"
