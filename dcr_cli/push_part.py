@@ -102,16 +102,17 @@ def push_part(
 
     All ranks see the same `checkpoint` and give the same arguments. Rank 0 waits for all parts, and commits. Without
     `baseline`, that beside the checkpoint is read by all ranks and moved by rank 0; with it, each rank has its own.
-    `checkpoint` may be shards of ranks, as for push; then each rank publishes what some of the shards own, which are
-    shared out in their order, and reads no others. Of shards that the file `layout` describes it need see no others
-    either: then the attempt has to be named, for nothing else tells one step from another. `base` is a checkpoint at
-    the newest version, or shards of ranks that are, by `base_layout`, of which again only some need be there.
-    Nothing that anyone reads has changed unless the version exists; a run that was stopped, of this rank or all of
-    them, is gone on with by the same call.
+    `checkpoint` may be shards of ranks, as for push; then each rank publishes what some of the shards hold, which are
+    shared out in their order, and reads no others; what several ranks hold, one of them does. Of shards that the file
+    `layout` describes it need see no others either: then the attempt has to be named, for nothing else tells one step
+    from another. `base` is a checkpoint at the newest version, or shards of ranks that are, by `base_layout`, of which
+    again only some need be there. Nothing that anyone reads has changed unless the version exists; a run that was
+    stopped, of this rank or all of them, is gone on with by the same call.
 
     Raises UsageError, NotFoundError (the remote holds no version), WrongBaseError (no baseline at the newest version),
     ConflictError (not all parts came in time, another publisher was faster, the checkpoint changes), DamagedError,
-    TransportError, LocalError.
+    TransportError, UnsupportedError (as push; what shards hold has no pieces, or divides what a rule needs as a whole),
+    LocalError.
     """
     check_recorded_patterns(skip)
     check_path(checkpoint, "checkpoint")

@@ -133,6 +133,34 @@ def test_ranks_that_see_their_own_masters(
     check_versions(remote, dense, tmp_path / "scratch")
 
 
+def test_ranks_that_hold_the_same(remote: Path, tmp_path: Path) -> None:
+    """Two copies of both halves: each rank sees its own shard, and does its part, on both sides."""
+    kinds = HELD | BLOCKS
+    dense = [write_dense(tmp_path / f"dense-{step}", kinds, step) for step in range(2)]
+    layout = masters_layout(kinds)
+    path = tmp_path / "layout.json"
+    shards = {path_of(number): layout.shards[path_of(number % RANKS)] for number in range(2 * RANKS)}
+    path.write_bytes(encode_layout(replace(layout, shards=shards)))
+    for step in range(2):
+        halves = write_shards(tmp_path / f"halves-{step}", kinds, step)
+        for number in range(2 * RANKS):
+            (folder := tmp_path / f"own-{step}-{number}").mkdir()
+            shutil.copy(halves / path_of(number % RANKS), folder / path_of(number))
+    push(dense[0], remote)
+    found = results(
+        all_ranks(
+            lambda number: tmp_path / f"own-1-{number}",
+            remote,
+            2 * RANKS,
+            "a",
+            layout=path,
+            own=lambda number: {"base": tmp_path / f"own-0-{number}", "base_layout": path},
+        )
+    )
+    assert all(each.uploaded_bytes > 600 for each in found)
+    check_versions(remote, dense, tmp_path / "scratch")
+
+
 def test_blocks_that_ranks_have_whole(remote: Path, tmp_path: Path) -> None:
     """Weights and scales of a block are of one rank; what is no whole number of blocks ends where the tensor does."""
     kinds = {"blocks": ((60, 40), "rows"), "channels": ((31, 24), "rows")}
