@@ -106,8 +106,9 @@ def push_part(
     shared out in their order, and reads no others; what several ranks hold, one of them does. Of shards that the file
     `layout` describes it need see no others either: then the attempt has to be named, for nothing else tells one step
     from another. `base` is a checkpoint at the newest version, or shards of ranks that are, by `base_layout`, of which
-    again only some need be there. Nothing that anyone reads has changed unless the version exists; a run that was
-    stopped, of this rank or all of them, is gone on with by the same call.
+    again only some need be there if `checkpoint` is shards too. `functions` are as for push. Nothing that anyone reads
+    has changed unless the version exists; a run that was stopped, of this rank or all of them, is gone on with by the
+    same call.
 
     Raises UsageError, NotFoundError (the remote holds no version), WrongBaseError (no baseline at the newest version),
     ConflictError (not all parts came in time, another publisher was faster, the checkpoint changes), DamagedError,

@@ -203,6 +203,18 @@ def _held(tensor: NDArray[Any], box: Box) -> NDArray[Any]:
     return held
 
 
+def test_a_checkpoint_after_shards(
+    dense: list[Path], ranks: list[Path], layout: Path, remote: Path, tmp_path: Path
+) -> None:
+    """Only the base is shards of ranks: then each rank has to see all of them."""
+    push(dense[0], remote)
+    results(all_ranks(dense[1], remote, 2, base=ranks[0], base_layout=layout))
+    outcome = one_rank(dense[2], remote, Rank(1, 2), base=apart(ranks[1], 1), base_layout=layout)
+    assert isinstance(outcome, DamagedError) and "missing" in str(outcome)
+    results(all_ranks(dense[2], remote, 2, base=ranks[1], base_layout=layout))
+    check_versions(remote, dense, tmp_path / "scratch")
+
+
 def test_shards_that_say_it_themselves(tmp_path: Path, remote: Path) -> None:
     tensors = [canonical(step)["emb"] for step in range(2)]
     dense = [write_canonical(tmp_path / f"dense-{step}", {"emb": tensors[step]}) for step in range(2)]

@@ -83,16 +83,18 @@ class PartSource:
         self._check_own(shards, layout, own)
         return lay_part(shards, layout, base, own), cut_by_layout(base, layout, self._rank.count)
 
+    def base_like(self, given: Given, version: Checkpoint) -> Checkpoint:
+        """What a rank was given to start from, as a checkpoint at a version: of shards of ranks those that are there,
+        if shards are published too; else all, for any element of theirs may be in a rank's share."""
+        if not isinstance(given.opened, RankShards):
+            return given.like(None)
+        if not self.given.is_sharded:
+            return given.like(version)
+        return lay_part(given.opened, given.layout_like(version), version, given.opened.shards)
+
     def _check_own(self, shards: RankShards, layout: Layout, own: Sequence[str]) -> None:
         missing = [path for path in own if path not in shards.shards]
         if missing:
             facts = f"the shards of rank {self._rank.number} of {self._rank.count} are not all there: {listed(missing)}"
             hint = f"the {len(layout.shards)} shards of the layout are shared out in its order"
             raise DamagedError(str(shards.root), facts, hint=hint)
-
-
-def base_like(given: Given, version: Checkpoint) -> Checkpoint:
-    """The checkpoint that a rank was given as one at a version: of shards of ranks, those that are there."""
-    if not isinstance(given.opened, RankShards):
-        return given.like(None)
-    return lay_part(given.opened, given.layout_like(version), version, given.opened.shards)
