@@ -16,7 +16,7 @@ from typing import Any, Self
 from dcr_cli.arguments import check_path
 from dcr_cli.checkpoint.checkpoint import open_checkpoint
 from dcr_cli.errors import ConflictError, NotFoundError, UsageError, WrongBaseError
-from dcr_cli.layout.document import read_layout
+from dcr_cli.layout.opening import layout_given
 from dcr_cli.publisher.anchors import AnchorPlan, is_anchor_due, publish_anchor
 from dcr_cli.publisher.baseline import Baseline
 from dcr_cli.publisher.bases import Base, FolderBase
@@ -61,7 +61,8 @@ class Publisher:
     What is stopped, by an error or by the end of the process, has changed nothing that anybody reads; what had been
     committed by then is found by the next `begin`. Between `begin` and `commit` the baseline is locked.
 
-    With `layout`, a file that says what shards of ranks hold, `add` takes their tensors too.
+    With `layout`, a file that says what shards of ranks hold, `add` takes their tensors too. `functions`, each
+    `module:function`, are those that its rules may call.
 
     With `anchor_every` a version whose anchor is so many versions old gets one, from a baseline in a folder. With
     `trusted_keys`, public keys or files with them, the versions that are followed have to be signed by one of these.
@@ -74,6 +75,7 @@ class Publisher:
         *,
         home: str | os.PathLike[str] | None = None,
         layout: str | os.PathLike[str] | None = None,
+        functions: Sequence[str] = (),
         encoding: str = "auto",
         single_writer: bool = False,
         storage_options: Mapping[str, object] | None = None,
@@ -86,7 +88,7 @@ class Publisher:
     ) -> None:
         """Raises UsageError, TransportError or UnsupportedError if the remote cannot be used."""
         check_anchor_every(anchor_every)
-        self._layout = read_layout(Path(layout)) if layout is not None else None
+        self._layout = layout_given(layout, functions)
         self._jobs = threads(jobs)
         self._encoding = encoding
         self._author = Author(publisher, load_signing_key(sign_key) if sign_key is not None else None)
@@ -121,7 +123,8 @@ class Publisher:
         One that was prepared is not: as long as nobody has committed it, or given it up, that is ConflictError, and
         begin can be called again then. Raises NotFoundError (the remote holds no versions), WrongBaseError (the
         baseline is not at the newest one, or nobody has signed that who is trusted), ConflictError (the baseline is in
-        use), DamagedError, TransportError, LocalError.
+        use), UnsupportedError (a rule of the layout calls a function that it may not), DamagedError, TransportError,
+        LocalError.
         """
         self._leave()
         with ExitStack() as stack:
@@ -137,8 +140,8 @@ class Publisher:
         before; UnsupportedError for one that is new, or of another dtype or shape: then nothing was done.
 
         With `shard` it is what that shard of the layout holds as `name`. What it is a part of is put together in memory
-        until all has come, and has to come as a whole. DamagedError for a replica that has other bits: then the version
-        cannot be committed.
+        until all has come, and has to come as a whole; what rules make of it is made then. DamagedError for a replica
+        that has other bits, UnsupportedError for a function that fails: then the version cannot be committed.
         """
         version = self._begun()
         if shard is None:
@@ -148,6 +151,7 @@ class Publisher:
             raise UsageError("shard", "no layout says what it holds", hint="give layout=FILE to Publisher")
         for joined, data in version.joining.add(shard, name, tensor):
             version.making.add(joined, data)
+            version.joining.taken(joined)
 
     def add_file(self, path: str, data: bytes) -> None:
         """Have a file beside the shards, new or not, hold `data` in this version."""

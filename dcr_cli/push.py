@@ -15,7 +15,7 @@ from dcr_cli.arguments import check_path
 from dcr_cli.checkpoint.patterns import check_recorded_patterns
 from dcr_cli.content import Progress
 from dcr_cli.errors import UsageError
-from dcr_cli.layout.opening import look_at
+from dcr_cli.layout.opening import layout_given, look_at
 from dcr_cli.publisher.baseline import check_places
 from dcr_cli.publisher.committing import Author
 from dcr_cli.publisher.encodings import chosen_encodings
@@ -43,6 +43,7 @@ def push(
     layout: str | os.PathLike[str] | None = None,
     base: str | os.PathLike[str] | None = None,
     base_layout: str | os.PathLike[str] | None = None,
+    functions: Sequence[str] = (),
     baseline: str | os.PathLike[str] | None = None,
     baseline_link: bool = False,
     encodings: Sequence[str] | None = None,
@@ -72,15 +73,17 @@ def push(
     checkpoint that is at that version. Either, but not the first version, may be shards of ranks: with `layout` and
     `base_layout` (of `base`), files that say where their tensors belong, or as PyTorch's distributed checkpoint writes
     them. What is published is the checkpoint that they are, in the files of the version before, but for sidecars of
-    their own. Nobody sees anything of a version before its commit, the last object that is
-    written. A push that was stopped is gone on with by the next. With `wait_applied` it returns when so many receivers
-    have acknowledged that they are at the version. With `trusted_keys`, public keys or files with them, the versions
-    that it follows have to be signed by one of these. A dry run changes nothing, neither on disk nor in the remote.
+    their own. `functions`, each `module:function`, are those that rules of the layouts may call. Nobody sees anything
+    of a version before its commit, the last object that is written. A push that was stopped is gone on with by the
+    next. With `wait_applied` it returns when so many receivers have acknowledged that they are at the version. With
+    `trusted_keys`, public keys or files with them, the versions that it follows have to be signed by one of these. A
+    dry run changes nothing, neither on disk nor in the remote.
 
     Raises UsageError, NotFoundError, DamagedError, WrongBaseError (the remote holds another history, or versions
     that nobody has signed who is trusted, or there is no baseline), ConflictError (another publisher was faster,
     another push runs, the source changes or is not ready), TransportError, UnsupportedError (the remote cannot create
-    an object only once), LocalError.
+    an object only once; a rule of a layout is of a kind that is not known here, or calls a function that it may not),
+    LocalError.
     """
     check_recorded_patterns(skip)
     for path, name in ((checkpoint, "checkpoint"), (base, "--base"), (baseline, "--baseline"), (layout, "--layout")):
@@ -93,9 +96,9 @@ def push(
         raise UsageError("--wait-applied", facts, hint="dcr commit --quorum K waits for receivers that have staged it")
     author = Author(publisher, load_signing_key(sign_key) if sign_key is not None else None)
     check_ready(Path(checkpoint), ready)
-    given = look_at(checkpoint, layout=Path(layout) if layout is not None else None, skip=skip)
+    given = look_at(checkpoint, layout=layout_given(layout, functions), skip=skip)
     options = PushOptions(
-        base=look_at_base(base, base_layout, skip),
+        base=look_at_base(base, layout_given(base_layout, functions), skip),
         baseline=Path(baseline) if baseline is not None else None,
         baseline_link=baseline_link,
         encodings=chosen_encodings(encodings),

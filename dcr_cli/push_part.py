@@ -20,6 +20,7 @@ from dcr_cli.delta.choice import Allowed
 from dcr_cli.delta.commit import Commit
 from dcr_cli.delta.output import DIGESTS_NAME, MANIFEST_NAME, encode_documents
 from dcr_cli.errors import WrongBaseError
+from dcr_cli.layout.opening import layout_given
 from dcr_cli.publisher.baseline import check_places
 from dcr_cli.publisher.committing import Author
 from dcr_cli.publisher.encodings import allowed_in
@@ -79,6 +80,7 @@ def push_part(
     layout: str | os.PathLike[str] | None = None,
     base: str | os.PathLike[str] | None = None,
     base_layout: str | os.PathLike[str] | None = None,
+    functions: Sequence[str] = (),
     baseline: str | os.PathLike[str] | None = None,
     encoding: str = "auto",
     prepare: bool = False,
@@ -100,16 +102,18 @@ def push_part(
 
     All ranks see the same `checkpoint` and give the same arguments. Rank 0 waits for all parts, and commits. Without
     `baseline`, that beside the checkpoint is read by all ranks and moved by rank 0; with it, each rank has its own.
-    `checkpoint` may be shards of ranks, as for push; then each rank publishes what some of the shards own, which are
-    shared out in their order, and reads no others. Of shards that the file `layout` describes it need see no others
-    either: then the attempt has to be named, for nothing else tells one step from another. `base` is a checkpoint at
-    the newest version, or shards of ranks that are, by `base_layout`, of which again only some need be there.
-    Nothing that anyone reads has changed unless the version exists; a run that was stopped, of this rank or all of
-    them, is gone on with by the same call.
+    `checkpoint` may be shards of ranks, as for push; then each rank publishes what some of the shards hold, which are
+    shared out in their order, and reads no others; what several ranks hold, one of them does. Of shards that the file
+    `layout` describes it need see no others either: then the attempt has to be named, for nothing else tells one step
+    from another. `base` is a checkpoint at the newest version, or shards of ranks that are, by `base_layout`, of which
+    again only some need be there if `checkpoint` is shards too. `functions` are as for push. Nothing that anyone reads
+    has changed unless the version exists; a run that was stopped, of this rank or all of them, is gone on with by the
+    same call.
 
     Raises UsageError, NotFoundError (the remote holds no version), WrongBaseError (no baseline at the newest version),
     ConflictError (not all parts came in time, another publisher was faster, the checkpoint changes), DamagedError,
-    TransportError, LocalError.
+    TransportError, UnsupportedError (as push; what shards hold has no pieces, or divides what a rule needs as a whole),
+    LocalError.
     """
     check_recorded_patterns(skip)
     check_path(checkpoint, "checkpoint")
@@ -117,10 +121,10 @@ def push_part(
     check_rank(rank)
     author = Author(publisher, load_signing_key(sign_key) if sign_key is not None else None)
     check_ready(Path(checkpoint), ready)
-    source = PartSource(checkpoint, rank, layout=layout, skip=skip)
+    source = PartSource(checkpoint, rank, layout=layout, functions=functions, skip=skip)
     check_settled(source.given, settle_seconds, datetime.now(UTC).timestamp())
     options = PartOptions(
-        base=look_at_base(base, base_layout, skip),
+        base=look_at_base(base, layout_given(base_layout, functions), skip),
         baseline=Path(baseline) if baseline is not None else None,
         encoding=encoding,
         prepare=prepare,

@@ -137,14 +137,14 @@ def test_ranks_that_see_their_own_shards(
 def test_each_sends_what_its_shards_own(
     dense: list[Path], ranks: list[Path], layout: Path, remote: Path, tmp_path: Path
 ) -> None:
-    """Boxes of tensors that are shared; what both have is the first one's."""
+    """Boxes of tensors that are shared; what both have is of the one that has less."""
     push(dense[0], remote)
     results(all_ranks(ranks[1], remote, RANKS, layout=layout))
     rows = {row.name: row for row in manifest_of(remote, 2).tensors}
     assert [piece.box and piece.box.starts for piece in rows["emb"].pieces] == [(0, 0), (15, 0)]
     assert [piece.box and piece.box.counts for piece in rows["down"].pieces] == [(8, 6), (8, 6)]
     assert [piece.box and piece.box.starts for piece in rows["wide"].pieces] == [(0, 0), (0, 25)]
-    for name, owners in (("wide", [0, 1]), ("norm", [0]), ("small.0", [0])):
+    for name, owners in (("wide", [0, 1]), ("norm", [0]), ("small.0", [1])):
         pieces = rows[name].pieces
         assert [{run.payload % RANKS for run in piece.runs} for piece in pieces] == [{owner} for owner in owners]
     assert rows["norm"].pieces[0].box is None
@@ -201,6 +201,18 @@ def _held(tensor: NDArray[Any], box: Box) -> NDArray[Any]:
     numbers, local = box.find(np.arange(tensor.size))
     held[local] = tensor.reshape(-1)[numbers]
     return held
+
+
+def test_a_checkpoint_after_shards(
+    dense: list[Path], ranks: list[Path], layout: Path, remote: Path, tmp_path: Path
+) -> None:
+    """Only the base is shards of ranks: then each rank has to see all of them."""
+    push(dense[0], remote)
+    results(all_ranks(dense[1], remote, 2, base=ranks[0], base_layout=layout))
+    outcome = one_rank(dense[2], remote, Rank(1, 2), base=apart(ranks[1], 1), base_layout=layout)
+    assert isinstance(outcome, DamagedError) and "missing" in str(outcome)
+    results(all_ranks(dense[2], remote, 2, base=ranks[1], base_layout=layout))
+    check_versions(remote, dense, tmp_path / "scratch")
 
 
 def test_shards_that_say_it_themselves(tmp_path: Path, remote: Path) -> None:

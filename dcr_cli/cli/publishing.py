@@ -11,6 +11,7 @@ import typer
 from dcr_cli.cli.options import (
     Checkpoint,
     Encoding,
+    Function,
     Layout,
     LimitRate,
     Remote,
@@ -44,6 +45,7 @@ def push(
     base_layout: Annotated[
         str | None, typer.Option("--base-layout", metavar="FILE", help="As --layout, of the shards of --base.")
     ] = None,
+    function: Function = None,
     baseline: Annotated[
         str | None,
         typer.Option("--baseline", metavar="DIR", help="Keep the baseline here. [default: beside CHECKPOINT]"),
@@ -126,6 +128,7 @@ def push(
             layout=path_of(layout, "--layout") if layout is not None else None,
             base=path_of(base, "--base") if base is not None else None,
             base_layout=path_of(base_layout, "--base-layout") if base_layout is not None else None,
+            functions=function or (),
             baseline=path_of(baseline, "--baseline") if baseline is not None else None,
             encoding=encoding,
             prepare=prepare,
@@ -150,6 +153,7 @@ def push(
             layout=path_of(layout, "--layout") if layout is not None else None,
             base=path_of(base, "--base") if base is not None else None,
             base_layout=path_of(base_layout, "--base-layout") if base_layout is not None else None,
+            functions=function or (),
             baseline=path_of(baseline, "--baseline") if baseline is not None else None,
             baseline_link=baseline_link,
             encodings=encodings.split(",") if encodings is not None else None,

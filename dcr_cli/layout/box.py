@@ -101,6 +101,13 @@ class Box(NamedTuple):
     def whole(self) -> Rectangle:
         return Rectangle(tuple(axis.steps for axis in self.axes), self.canonical, self.local)
 
+    @property
+    def footprint(self) -> Box:
+        """Its elements in the canonical tensor alone: however they lie in the local one, equal ones are equal."""
+        return Box.make(
+            [(axis.steps, axis.canonical, axis.canonical) for axis in self.axes], self.canonical, self.canonical
+        )
+
     def inverse(self) -> Box:
         """The same placement with the roles of both tensors exchanged."""
         return Box.make([(axis.steps, axis.local, axis.canonical) for axis in self.axes], self.local, self.canonical)

@@ -59,7 +59,7 @@ def find_owners(elements: int, boxes: Sequence[Box], patience: Patience | None =
     for number, box in enumerate(boxes):
         if box.canonical_end > elements:
             raise ValueError(f"a box ends at element {box.canonical_end} of {elements}")
-        distinct.setdefault(_footprint(box), number)
+        distinct.setdefault(box.footprint, number)
     marked = [_Marked(number, box) for box, number in distinct.items()]
     owners = sorted(_owners_of(marked, patience or Patience()), key=lambda owner: owner.number)
     if sum(owner.box.elements for owner in owners) < elements:
@@ -76,11 +76,6 @@ class _Marked(NamedTuple):
 
     number: int
     box: Box
-
-
-def _footprint(box: Box) -> Box:
-    """The elements of a box in the canonical tensor alone: however it lies here, equal ones are equal."""
-    return Box.make([(axis.steps, axis.canonical, axis.canonical) for axis in box.axes], box.canonical, box.canonical)
 
 
 def _owners_of(boxes: Sequence[_Marked], patience: Patience) -> Iterator[_Marked]:

@@ -6,6 +6,7 @@ Whether a layout covers every element is coverage.py's to say.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +31,7 @@ _OPENING = b",[{"
 _MAX_COUNT = 1 << 62
 
 
-def read_layout(path: str | Path, functions: Sequence[str] = ()) -> Layout:
+def read_layout(path: str | os.PathLike[str], functions: Sequence[str] = ()) -> Layout:
     """Read a layout, whose rules may call `functions`, from a file.
 
     Raises NotFoundError, LocalError, DamagedError if it is none, UnsupportedError if it needs what is not known here,

@@ -6,7 +6,7 @@ It opens no file itself and knows nothing of documents; conversions of what was 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -118,6 +118,15 @@ class Sources:
     owners: Boxes
     replicas: Boxes
 
+    @property
+    def key(self) -> Hashable:
+        """What tells it from others of which panels are kept."""
+        return self.name
+
+    def coordinate(self, element: int) -> str:
+        """Where one of its elements is, for people."""
+        return coordinate(element, self.form)
+
     def read(self, gatherer: Gatherer, first: int, out: Elements) -> None:
         """Fill `out` with the tensor's elements from number `first` on."""
         height = _PANEL_BYTES // out.itemsize
@@ -126,7 +135,7 @@ class Sources:
             return
         for number in range(first // height, -(-(first + len(out)) // height)):
             begin = number * height
-            panel = gatherer.panels.of(("stored", self.name, number), partial(self._panel, gatherer, begin, height))
+            panel = gatherer.panels.of(("stored", self.key, number), partial(self._panel, gatherer, begin, height))
             low, high = max(begin, first), min(begin + len(panel), first + len(out))
             out[low - first : high - first] = panel[low - begin : high - begin]
 
@@ -251,7 +260,7 @@ class Gatherer:
         )
         width = 2 * out.itemsize
         facts = (
-            f"element {coordinate(first + at, sources.form)} is 0x{int(out[at]):0{width}x} in "
+            f"element {sources.coordinate(first + at)} is 0x{int(out[at]):0{width}x} in "
             f"{local_name(owner.placed)}, but 0x{int(found[at]):0{width}x} in {local_name(held.placed)}"
         )
         raise DamagedError(f"tensor {shown(sources.name)}", facts, hint="replicas of one tensor have the same bits")

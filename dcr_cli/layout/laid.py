@@ -46,10 +46,12 @@ Kind = TypeVar("Kind", bound="LaidCheckpoint")
 
 @dataclass(frozen=True, slots=True)
 class LaidCheckpoint(Checkpoint):
-    """A checkpoint read through a layout. `sources` say where each of its tensors comes from, `like` is the checkpoint
-    whose files stand for its own; `tensors` lie where they lie there. `local` are the shards that there are."""
+    """A checkpoint read through a layout. `sources` say where each of its tensors comes from, `stored` where those lie
+    that boxes lead to. `like` is the checkpoint whose files stand for its own; `tensors` lie where they lie there.
+    `local` are the shards that there are."""
 
     sources: Mapping[str, Source]
+    stored: Mapping[str, Sources]
     like: Checkpoint | None
     layout: Layout
     local: tuple[Shard, ...]
@@ -173,15 +175,15 @@ def lay(shards: RankShards, layout: Layout, like: Checkpoint | None) -> LaidChec
         raise UnsupportedError(layout.what, facts, hint="compare with a checkpoint that has them")
     if like is not None:
         check_like(layout, like)
-    sources = _sources(shards, layout, layout.shards)
+    stored = _stored(shards, layout, layout.shards)
     places, tensors = (like.shards, like.tensors) if like is not None else _thought_of(layout)
-    return _as(LaidCheckpoint, shards, layout, like, (places, tensors, sources))
+    return _as(LaidCheckpoint, shards, layout, like, (places, tensors, stored))
 
 
 @dataclass(frozen=True, slots=True)
 class PartOfCheckpoint(LaidCheckpoint):
-    """What some of the shards of a checkpoint hold: `sources` are of no more than what these own, replicas left out, so
-    that nothing but they says what can be read."""
+    """What some of the shards of a checkpoint hold: of all that is stored no more than lies in these, so that tensors
+    are read in pieces, each from `stored`."""
 
     def reader(self) -> LaidReader:
         return _PartReader(self)
@@ -195,15 +197,12 @@ class _PartReader(LaidReader):
 def lay_part(shards: RankShards, layout: Layout, like: Checkpoint, own: Collection[str]) -> PartOfCheckpoint:
     """See the shards `own`, some of those of a layout, in the shards of `like`; others need not be there.
 
-    DamagedError as `lay`; UnsupportedError where a rule makes a tensor of what may be elsewhere.
+    Raises as `lay`, also of rules whose tensors are elsewhere.
     """
-    if layout.rules:
-        facts = f"makes tensors by rules, and some shards alone do not do: {listed(sorted(layout.rules))}"
-        raise UnsupportedError(layout.what, facts, hint="push without --part: one process reads all shards")
     _check_shards(shards, layout, own)
     check_like(layout, like)
-    sources = _sources(shards, layout, own)
-    return _as(PartOfCheckpoint, shards, layout, like, (like.shards, like.tensors, sources))
+    stored = _stored(shards, layout, own)
+    return _as(PartOfCheckpoint, shards, layout, like, (like.shards, like.tensors, stored))
 
 
 def _as(
@@ -211,10 +210,10 @@ def _as(
     shards: RankShards,
     layout: Layout,
     like: Checkpoint | None,
-    seen: tuple[tuple[Shard, ...], tuple[Tensor, ...], dict[str, Source]],
+    seen: tuple[tuple[Shard, ...], tuple[Tensor, ...], dict[str, Sources]],
 ) -> Kind:
-    """A checkpoint of shards that are seen as others, with tensors that lie there, from their sources."""
-    places, tensors, sources = seen
+    """A checkpoint of shards that are seen as others, with tensors that lie there, from where they are stored."""
+    places, tensors, stored = seen
     return kind(
         shards.root,
         places,
@@ -224,15 +223,22 @@ def _as(
         shards.skipped,
         dict(shards.identities),
         shards.strangers,
-        sources,
+        {name: source_of(name, layout, stored) for name in layout.tensors if name not in layout.skipped},
+        stored,
         like,
         layout,
         tuple(shards.shards.values()),
     )
 
 
-def _sources(shards: RankShards, layout: Layout, own: Collection[str]) -> dict[str, Source]:
-    """Where every canonical tensor comes from but those that are skipped: from shards that are `own`."""
+def source_of(name: str, layout: Layout, stored: Mapping[str, Sources]) -> Source:
+    """Where a canonical tensor comes from that is, or is made of, a stored one."""
+    found = stored[layout.boxed(name)]
+    return residual_source(name, layout, found) if name in layout.rules else found
+
+
+def _stored(shards: RankShards, layout: Layout, own: Collection[str]) -> dict[str, Sources]:
+    """Where every tensor lies that boxes lead to, and that something is made of: in shards that are `own`."""
     coverage = Coverage(layout)
     begins = {
         path: {entry.name: len(shard.header.raw) + entry.begin for entry in shard.header.tensors}
@@ -253,12 +259,7 @@ def _sources(shards: RankShards, layout: Layout, own: Collection[str]) -> dict[s
             for numbers in (owners.owners, owners.replicas)
         )
         stored[name] = Sources(name, forms[name], owned, again)
-    rules = layout.rules
-    return {
-        name: residual_source(name, layout, stored[rules[name].of]) if name in rules else stored[name]
-        for name in layout.tensors
-        if name not in layout.skipped
-    }
+    return stored
 
 
 def _check_shards(shards: RankShards, layout: Layout, own: Collection[str]) -> None:

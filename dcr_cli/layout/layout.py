@@ -84,8 +84,11 @@ class Layout:
 
     def read(self) -> frozenset[str]:
         """Those of the tensors that boxes lead to that something is made of which is not skipped."""
-        wanted = (name for name in self.tensors if name not in self.skipped)
-        return frozenset(self.rules[name].of if name in self.rules else name for name in wanted)
+        return frozenset(self.boxed(name) for name in self.tensors if name not in self.skipped)
+
+    def boxed(self, name: str) -> str:
+        """The tensor that boxes lead to which canonical tensor `name` is, or is made of."""
+        return self.rules[name].of if name in self.rules else name
 
     def placed(self) -> dict[str, list[Placed]]:
         """Where each tensor that boxes lead to lies: its boxes, in the order of files and local tensors."""

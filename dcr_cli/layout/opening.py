@@ -108,7 +108,7 @@ def noted_path(root: str | os.PathLike[str]) -> Path | None:
         return None
 
 
-def layout_given(path: str | Path | None, functions: Sequence[str]) -> Layout | None:
+def layout_given(path: str | os.PathLike[str] | None, functions: Sequence[str]) -> Layout | None:
     """Read the layout that somebody gave, if anybody did, with the functions that its rules may call."""
     return read_layout(path, functions) if path is not None else None
 

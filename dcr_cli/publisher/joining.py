@@ -1,12 +1,14 @@
-"""Puts canonical tensors together from local ones that come one by one, in any order and from any thread.
+"""Puts canonical tensors together from local ones that come one by one, in any order and from any thread; or what rules
+make them of.
 
 Of a tensor no more is kept than what has come of it, until all has. A replica is kept as the digest of its elements.
+What rules make is makers.py's matter.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,11 +20,12 @@ from dcr_cli.checkpoint.digest import object_digest
 from dcr_cli.checkpoint.header import DTYPES
 from dcr_cli.checkpoint.names import shown
 from dcr_cli.delta.encoding import Elements, uint_dtype
-from dcr_cli.errors import DamagedError, UnsupportedError, UsageError
+from dcr_cli.errors import DamagedError, UsageError
 from dcr_cli.layout.box import Box
 from dcr_cli.layout.coverage import Coverage, local_name
 from dcr_cli.layout.layout import Form, Layout, LocalTensor, Placed
 from dcr_cli.publisher.given import bytes_of
+from dcr_cli.publisher.makers import Makers
 
 _Local = tuple[str, str]
 
@@ -40,12 +43,11 @@ class _Joined:
 class Joining:
     """Local tensors of a layout on their way to be canonical ones of `tensors`, the base's.
 
-    DamagedError if the layout is not one of these, or does not own every element once.
+    DamagedError if the layout is not one of these, or does not own every element once; UnsupportedError if a rule calls
+    a function that it may not.
     """
 
     def __init__(self, layout: Layout, tensors: Iterable[Tensor]) -> None:
-        if layout.rules:
-            raise UnsupportedError(layout.what, "has rules, and tensors in memory are put together of boxes alone")
         known = {tensor.name: Form(tensor.dtype.name, tensor.shape) for tensor in tensors}
         for name in sorted(known.keys() | layout.tensors.keys()):
             if layout.tensors.get(name) != known.get(name):
@@ -54,19 +56,23 @@ class Joining:
         self._layout = layout
         self._owners: dict[str, list[Placed]] = {}
         self._replicas: dict[str, list[Placed]] = {}
-        coverage = Coverage(layout)
+        self._forms = layout.forms()
+        coverage, read = Coverage(layout), layout.read()
         for name, placed in layout.placed().items():
-            if name not in layout.skipped:
-                found = coverage.owners_of(name, layout.tensors[name], placed)
+            if name in read:
+                found = coverage.owners_of(name, self._forms[name], placed)
                 self._owners[name] = [placed[number] for number in found.owners]
                 self._replicas[name] = [placed[number] for number in found.replicas]
+        self._makers = Makers(layout)
         self._joined: dict[str, _Joined] = {}
+        self._given_out: set[str] = set()
         self._added: set[_Local] = set()
         self._lock = threading.Lock()
         self._fault: DamagedError | None = None
 
-    def add(self, shard: str, name: str, given: Any) -> list[tuple[str, NDArray[np.uint8]]]:
-        """Take what a shard of the layout holds as `name`; the canonical tensors of which all is there now.
+    def add(self, shard: str, name: str, given: Any) -> Iterator[tuple[str, NDArray[np.uint8]]]:
+        """Take what a shard of the layout holds as `name`; the canonical tensors of which all is there now, each made
+        when it is asked for. Whoever has taken one says so by `taken`.
 
         UsageError if the layout has none, or it was added before; DamagedError if a replica has other bits.
         """
@@ -79,16 +85,32 @@ class Joining:
                 raise UsageError(f"tensor {shown(name)} of {shown(shard)}", "was added twice")
             self._added.add((shard, name))
             done = []
-            for placement in local.placements:
+            # There may be boxes of what only tensors are made of that are skipped.
+            for placement in (each for each in local.placements if each.tensor in self._owners):
                 joined = self._take(placement.tensor, Placed(placement.box, shard, name), data)
                 if joined is not None:
-                    done.append((placement.tensor, joined.view(np.uint8)))
-            return done
+                    done.append((placement.tensor, joined))
+                    self._given_out.update(self._makers.names(placement.tensor))
+        return self._made(done)
+
+    def taken(self, name: str) -> None:
+        """Say that a tensor that was given out is where it belongs."""
+        with self._lock:
+            self._given_out.remove(name)
+
+    def _made(self, done: Iterable[tuple[str, Elements]]) -> Iterator[tuple[str, NDArray[np.uint8]]]:
+        for stored, elements in done:
+            for name, made in self._makers.make(stored, elements):
+                yield name, made.view(np.uint8)
 
     def check_complete(self) -> None:
-        """Raise UsageError if of some tensor a part was added, and not all; DamagedError if replicas differed."""
+        """Raise UsageError if of some tensor a part was added, and not all, or if one was not taken; DamagedError if
+        replicas differed."""
         if self._fault is not None:
             raise self._fault
+        if self._given_out:
+            facts = "all of it has come, and making or adding it went wrong"
+            raise UsageError(f"tensor {shown(min(self._given_out))}", facts, hint="begin() again")
         for name, joined in self._joined.items():
             missing = [each for each in self._owners[name] if (each.path, each.name) not in self._added]
             if joined.left and missing:
@@ -97,7 +119,7 @@ class Joining:
 
     def _take(self, tensor: str, placed: Placed, data: Elements) -> Elements | None:
         """Take a box of a local tensor; all of the canonical one once that is there."""
-        form = self._layout.tensors[tensor]
+        form = self._forms[tensor]
         joined = self._joined.get(tensor)
         if joined is None:
             elements: Elements = np.empty(form.elements, uint_dtype(DTYPES[form.dtype].width))

@@ -16,7 +16,7 @@ from dcr_cli.checkpoint.header import DTYPES, parse_header, write_header
 from dcr_cli.checkpoint.names import shown
 from dcr_cli.checkpoint.parts import SHARD
 from dcr_cli.errors import UnsupportedError, UsageError
-from dcr_cli.layout.layout import Form
+from dcr_cli.layout.layout import Form, Layout
 from dcr_cli.layout.opening import Given, look_at
 from dcr_cli.publisher.described import describe
 from dcr_cli.remote.version import Published
@@ -50,15 +50,13 @@ class _DescribedReader(Reader):
         """What was published never changes."""
 
 
-def look_at_base(
-    base: str | os.PathLike[str] | None, layout: str | os.PathLike[str] | None, skip: Sequence[str]
-) -> Given | None:
+def look_at_base(base: str | os.PathLike[str] | None, layout: Layout | None, skip: Sequence[str]) -> Given | None:
     """Look at the checkpoint, or the shards of ranks, that a delta is to start from, if one was given."""
     if base is None:
         if layout is not None:
             raise UsageError("--base-layout", "says of --base what is what, and there is none", hint="give --base")
         return None
-    return look_at(base, layout=Path(layout) if layout is not None else None, skip=skip, what="base")
+    return look_at(base, layout=layout, skip=skip, what="base")
 
 
 def base_of(given: Given, store: Store, head: Published) -> Checkpoint:

@@ -20,7 +20,7 @@ from dcr_cli.publisher.catching_up import catch_up, knows_its_version
 from dcr_cli.publisher.committing import Author
 from dcr_cli.publisher.likeness import version_like
 from dcr_cli.publisher.moving import position_of
-from dcr_cli.publisher.part_source import PartSource, base_like
+from dcr_cli.publisher.part_source import PartSource
 from dcr_cli.publisher.part_waiting import Patience, too_late
 from dcr_cli.receiver.install.gather import Effort
 from dcr_cli.remote.log import Log
@@ -113,7 +113,7 @@ class PartBase:
         Of shards of ranks, those that are there.
         """
         if self._options.base is not None:
-            return base_like(self._options.base, version_like(self._store, head, self._source.skipped))
+            return self._source.base_like(self._options.base, version_like(self._store, head, self._source.skipped))
 
         def look() -> Checkpoint | None:
             try:

@@ -17,7 +17,7 @@ from dcr_cli.checkpoint.names import listed
 from dcr_cli.errors import DamagedError, UsageError
 from dcr_cli.layout.laid import lay_part
 from dcr_cli.layout.layout import Layout
-from dcr_cli.layout.opening import Given, look_at
+from dcr_cli.layout.opening import Given, layout_given, look_at
 from dcr_cli.layout.shards import RankShards
 from dcr_cli.publisher.part_result import Rank
 from dcr_cli.publisher.rank_shares import cut_by_layout, shards_of
@@ -36,9 +36,10 @@ class PartSource:
         rank: Rank,
         *,
         layout: str | os.PathLike[str] | None = None,
+        functions: Sequence[str] = (),
         skip: Sequence[str] = (),
     ) -> None:
-        self.given = look_at(root, layout=Path(layout) if layout is not None else None, skip=skip)
+        self.given = look_at(root, layout=layout_given(layout, functions), skip=skip)
         self._rank = rank
         self._file = Path(layout) if layout is not None else Path(root) / LAYOUT_NOTE
         # Of shards that say themselves what they hold, all are needed to know what a tensor is.
@@ -82,16 +83,18 @@ class PartSource:
         self._check_own(shards, layout, own)
         return lay_part(shards, layout, base, own), cut_by_layout(base, layout, self._rank.count)
 
+    def base_like(self, given: Given, version: Checkpoint) -> Checkpoint:
+        """What a rank was given to start from, as a checkpoint at a version: of shards of ranks those that are there,
+        if shards are published too; else all, for any element of theirs may be in a rank's share."""
+        if not isinstance(given.opened, RankShards):
+            return given.like(None)
+        if not self.given.is_sharded:
+            return given.like(version)
+        return lay_part(given.opened, given.layout_like(version), version, given.opened.shards)
+
     def _check_own(self, shards: RankShards, layout: Layout, own: Sequence[str]) -> None:
         missing = [path for path in own if path not in shards.shards]
         if missing:
             facts = f"the shards of rank {self._rank.number} of {self._rank.count} are not all there: {listed(missing)}"
             hint = f"the {len(layout.shards)} shards of the layout are shared out in its order"
             raise DamagedError(str(shards.root), facts, hint=hint)
-
-
-def base_like(given: Given, version: Checkpoint) -> Checkpoint:
-    """The checkpoint that a rank was given as one at a version: of shards of ranks, those that are there."""
-    if not isinstance(given.opened, RankShards):
-        return given.like(None)
-    return lay_part(given.opened, given.layout_like(version), version, given.opened.shards)

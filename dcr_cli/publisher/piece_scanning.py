@@ -1,12 +1,13 @@
 """Compares pieces that are boxes of tensors, block by block, each side read from where its elements lie, in any number
 of threads.
 
-Which pieces are whose is rank_shares.py's matter; the bytes of blocks are encoding.py's.
+Which pieces are whose is rank_shares.py's matter, where they are read from piece_sources.py's; the bytes of blocks are
+encoding.py's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,17 +16,15 @@ from numpy.typing import NDArray
 import dcr_kernels as kernels
 from dcr_cli.checkpoint.checkpoint import Checkpoint, Reader, Tensor
 from dcr_cli.checkpoint.digest import TensorDigest, add, no_digest
-from dcr_cli.checkpoint.names import listed, shown
 from dcr_cli.delta.choice import Allowed
 from dcr_cli.delta.encoding import Elements, compare_block, uint_dtype
 from dcr_cli.delta.scan import Part, Scanned, is_sent_whole
 from dcr_cli.delta.strided import spans
-from dcr_cli.errors import UnsupportedError
-from dcr_cli.layout.box import Box, Rectangle, compose, whole_box
-from dcr_cli.layout.gather import Boxes, Gatherer, Held, Sources
+from dcr_cli.layout.box import Box, Rectangle
+from dcr_cli.layout.gather import Gatherer, Source
 from dcr_cli.layout.laid import LaidCheckpoint
-from dcr_cli.layout.layout import Form, Placed
 from dcr_cli.publisher.box_cutting import region_of
+from dcr_cli.publisher.piece_sources import piece_source
 from dcr_cli.publisher.shares import Slice
 
 # Runs of consecutive elements of at least so many bytes are digested one by one, shorter ones element by element.
@@ -36,20 +35,20 @@ _REACH_ELEMENTS = 1 << 32
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a piece lies: in its tensor, whose element `start` is its first one, on the base's side, and on the
-    target's, unless that is the base's."""
+    """Where a piece lies in its tensor, whose element `start` is its first one, and where it is read from on the base's
+    side, and on the target's, unless that is the base's."""
 
     start: int
     region: Box
-    base: Sources
-    target: Sources | None
+    base: Source
+    target: Source | None
 
 
 class PieceScanner:
     """Scans the blocks of a share's slices, whose number a part has as its row. A part begins as many elements after
     the first one of its slice as come before it in the slice's own order.
 
-    UnsupportedError if a shard that holds some of them is not there.
+    UnsupportedError as piece_source.
     """
 
     def __init__(
@@ -136,44 +135,14 @@ def _flat(region: Box, part: Rectangle, counts: Sequence[int]) -> NDArray[np.int
     return flat
 
 
-def _read(gatherer: Gatherer, sources: Sources, part: Part, start: int) -> Elements:
+def _read(gatherer: Gatherer, source: Source, part: Part, start: int) -> Elements:
     out: Elements = np.empty(part.elements, uint_dtype(part.tensor.dtype.width))
-    gatherer.read(sources, start, out)
+    source.read(gatherer, start, out)
     return out
 
 
 def _place(sides: tuple[Checkpoint, Checkpoint], each: Slice) -> _Place:
-    region = region_of(each.box, each.tensor.shape, each.elements)
     old, new = sides
-    is_own = isinstance(new, LaidCheckpoint) and each.tensor.name in new.sources
-    return _Place(each.start, region, _side(old, each, region), _side(new, each, region) if is_own else None)
-
-
-def _side(checkpoint: Checkpoint, each: Slice, region: Box) -> Sources:
-    """Where a piece lies on one side, in its own order."""
-    tensor = checkpoint.by_name[each.tensor.name]
-    found = [
-        Held(held.placed._replace(box=box), held.begin)
-        for held in _held(checkpoint, tensor)
-        for box in compose(region, held.box)
-    ]
-    if sum(held.box.elements for held in found) < each.elements:
-        there = sorted({held.placed.path for held in found})
-        facts = f"of its piece from element {each.start} on, some lies in no shard that is there: {listed(there)}"
-        raise UnsupportedError(
-            f"tensor {shown(tensor.name)} of {checkpoint.root}",
-            facts,
-            hint="the base of a rank's part lies in the same shards, or in a folder that all ranks see",
-        )
-    return Sources(tensor.name, Form(tensor.dtype.name, (each.elements,)), Boxes(found), Boxes(()))
-
-
-def _held(checkpoint: Checkpoint, tensor: Tensor) -> Iterator[Held]:
-    """The boxes that own the elements of a tensor, of the shards that are there."""
-    if isinstance(checkpoint, LaidCheckpoint):
-        source = checkpoint.sources.get(tensor.name)
-        if isinstance(source, Sources):
-            yield from source.owners.all
-    elif tensor.elements:
-        placed = Placed(whole_box(tensor.elements), checkpoint.shards[tensor.shard].path, tensor.name)
-        yield Held(placed, tensor.begin)
+    region = region_of(each.box, each.tensor.shape, each.elements)
+    is_skipped = isinstance(new, LaidCheckpoint) and each.tensor.name in new.layout.skipped
+    return _Place(each.start, region, piece_source(old, each), None if is_skipped else piece_source(new, each))

@@ -6,6 +6,7 @@ and which rules there are, is said in floats.py, quantize.py and rules.py.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import partial
 
@@ -29,7 +30,7 @@ _AT_ONCE = 1 << 16
 
 
 def residual_source(name: str, layout: Layout, stored: Sources) -> Source:
-    """Where canonical tensor `name`, which a rule makes of `stored`, is read from.
+    """Where canonical tensor `name`, which a rule makes of `stored`, is read from; or what it makes of a part of that.
 
     Raises as conversion_of, and UnsupportedError where a function is not among those that the layout may call.
     """
@@ -57,7 +58,7 @@ class _Converted:
             self._convert(gatherer, first, out)
             return
         for panel in self.panels.within(first, first + len(out)):
-            made = gatherer.panels.of((self.name, panel.number), partial(self._make, gatherer, panel))
+            made = gatherer.panels.of((self.name, self.stored.key, panel.number), partial(self._make, gatherer, panel))
             place(made, panel.first, out, first)
 
     def _make(self, gatherer: Gatherer, panel: Panel) -> Elements:
@@ -93,7 +94,8 @@ class _Quantized:
         is_weight = self.conversion.part == WEIGHT
         for panel in (self.weights if is_weight else self.scales).within(first, first + len(out)):
             if is_weight:
-                made = gatherer.panels.of((self.name, panel.number), partial(self._weights, gatherer, panel.number))
+                key = self.name, self.stored.key, panel.number
+                made = gatherer.panels.of(key, partial(self._weights, gatherer, panel.number))
             else:
                 made = self._scales(gatherer, panel.number)
             place(made, panel.first, out, first)
@@ -120,9 +122,9 @@ class _Quantized:
     def _recipe(self) -> Recipe:
         return self.conversion.recipe
 
-    def _key(self, number: int) -> tuple[str, Recipe, int]:
+    def _key(self, number: int) -> tuple[Hashable, Recipe, int]:
         """What is the same for the weights and the scales of a panel."""
-        return self.stored.name, self._recipe, number
+        return self.stored.key, self._recipe, number
 
 
 def _quantized(name: str, stored: Sources, conversion: Quantized) -> _Quantized:
@@ -145,7 +147,7 @@ class _Called:
     at: str
 
     def read(self, gatherer: Gatherer, first: int, out: Elements) -> None:
-        place(gatherer.panels.of((self.name, 0), partial(self._make, gatherer)), 0, out, first)
+        place(gatherer.panels.of((self.name, self.stored.key, 0), partial(self._make, gatherer)), 0, out, first)
 
     def _make(self, gatherer: Gatherer) -> Elements:
         bits: Elements = np.empty(self.stored.form.elements, f"<u{_width(self.stored.form)}")
