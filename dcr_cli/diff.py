@@ -40,6 +40,7 @@ from dcr_cli.delta.scan import (
 )
 from dcr_cli.diff_result import Compared, DiffResult, DiffRow, summarize
 from dcr_cli.errors import UsageError
+from dcr_cli.layout.exchanged import check_places
 from dcr_cli.layout.opening import layout_given, open_any
 from dcr_cli.work import threads
 
@@ -81,6 +82,7 @@ def diff(
     check_recorded_patterns(skip)
     old = open_any(base, layout=layout_given(base_layout, functions), skip=skip, what="base")
     new = open_any(target, layout=layout_given(layout, functions), like=old, skip=skip, what="target")
+    check_places(new, old)
     with DeltaOutput(output, outside=(old.root, new.root), dry_run=dry_run) as sink:
         return diff_into(sink, old, new, allowed=ALLOWED[encoding], jobs=workers, progress=progress)
 

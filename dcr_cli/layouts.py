@@ -21,6 +21,7 @@ from dcr_cli.layout.box import Box
 from dcr_cli.layout.composition import compose_layouts as compose
 from dcr_cli.layout.coverage import Coverage, check_locals
 from dcr_cli.layout.document import encode_layout, read_layout
+from dcr_cli.layout.exchanged import check_places
 from dcr_cli.layout.laid import LaidCheckpoint, check_like, lay
 from dcr_cli.layout.layout import Layout, LocalTensor
 from dcr_cli.layout.opening import layout_of
@@ -121,8 +122,9 @@ def check_layout(
     progress: Progress | None = None,
 ) -> CheckLayoutResult:
     """Check that a layout, of a file or of a folder of shards, owns every element exactly once; that the shards in
-    `checkpoint` are those of the layout; that its tensors are those of `base`; and if `deep`, that replicas agree.
-    `functions`, each `module:function`, are those that rules of the layout may call.
+    `checkpoint` are those of the layout; that its tensors are those of `base`, and no shard holds what belongs to
+    another one; and if `deep`, that replicas agree. `functions`, each `module:function`, are those that rules of the
+    layout may call.
 
     Raises DamagedError, which names the tensor and the element, NotFoundError, UnsupportedError, UsageError.
     """
@@ -135,8 +137,8 @@ def check_layout(
     check_locals(found)
     elements, replicas = _check_owners(found)
     laid = lay(open_shards(checkpoint, skip=skip), found, like) if checkpoint is not None else None
-    if laid is None and like is not None:
-        check_like(found, like)
+    if like is not None:
+        check_like(found, like) if laid is None else check_places(laid, like)
     if deep and laid is not None:
         _read(laid, jobs, progress)
     return CheckLayoutResult(

@@ -51,7 +51,11 @@ def check(
     ] = None,
     base: Annotated[
         str | None,
-        typer.Option("--base", metavar="CHECKPOINT", help="The tensors have to be those of this checkpoint."),
+        typer.Option(
+            "--base",
+            metavar="CHECKPOINT",
+            help="Its tensors have to be those of the layout, and no shard in another's place.",
+        ),
     ] = None,
     deep: Annotated[
         bool, typer.Option("--deep", help="Read every byte of CHECKPOINT, and compare what is there more than once.")

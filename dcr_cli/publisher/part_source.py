@@ -15,6 +15,7 @@ from dcr_cli.checkpoint.digest import object_digest
 from dcr_cli.checkpoint.in_progress import LAYOUT_NOTE
 from dcr_cli.checkpoint.names import listed
 from dcr_cli.errors import DamagedError, UsageError
+from dcr_cli.layout.exchanged import check_places
 from dcr_cli.layout.laid import lay_part
 from dcr_cli.layout.layout import Layout
 from dcr_cli.layout.opening import Given, look_at
@@ -80,7 +81,9 @@ class PartSource:
         layout = self.given.layout_like(base)
         own = shards_of(layout, self._rank.number, self._rank.count)
         self._check_own(shards, layout, own)
-        return lay_part(shards, layout, base, own), cut_by_layout(base, layout, self._rank.count)
+        part = lay_part(shards, layout, base, own)
+        check_places(part, base, own)
+        return part, cut_by_layout(base, layout, self._rank.count)
 
     def _check_own(self, shards: RankShards, layout: Layout, own: Sequence[str]) -> None:
         missing = [path for path in own if path not in shards.shards]
