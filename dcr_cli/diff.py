@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dcr_cli.checkpoint.checkpoint import Checkpoint, FileDigest, Reader, Tensor
+from dcr_cli.checkpoint.checkpoint import Checkpoint, FileDigest, Reader, Tensor, unless_changed
 from dcr_cli.checkpoint.digest import State, add, content_digest, digest_bytes, files_digest, no_digest
 from dcr_cli.checkpoint.parts import SIDECAR
 from dcr_cli.checkpoint.patterns import check_recorded_patterns
@@ -95,6 +95,7 @@ def diff_into(
         sides = _Sides(base, target, stack.enter_context(base.reader()), stack.enter_context(target.reader()))
         pool = stack.enter_context(ThreadPoolExecutor(jobs, "dcr-diff"))
         stack.callback(pool.shutdown, wait=True, cancel_futures=True)
+        stack.enter_context(unless_changed(sides.base_reader, sides.target_reader))
         run = _Run(sides, sink, pool=pool, jobs=jobs, allowed=allowed)
         return run.result(progress or (lambda stage, done, total: None))
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dcr_cli.arguments import check_path
-from dcr_cli.checkpoint.checkpoint import Checkpoint, open_checkpoint
+from dcr_cli.checkpoint.checkpoint import Checkpoint, open_checkpoint, unless_changed
 from dcr_cli.content import Side, Workers, in_file_order, tensor_digests, tensor_of_part
 from dcr_cli.durable import NEW_FILE_MODE, open_folder
 from dcr_cli.errors import ConflictError, UsageError
@@ -188,7 +188,7 @@ def _check_owners(layout: Layout) -> tuple[int, int]:
 
 def _read(laid: LaidCheckpoint, jobs: int | None, progress: Progress | None) -> None:
     """Read all elements; replicas are compared with their owners on the way."""
-    with Workers(jobs, "check", progress) as workers, laid.reader() as reader:
+    with Workers(jobs, "check", progress) as workers, laid.reader() as reader, unless_changed(reader):
         tensor_digests(workers, Side(laid, reader, tensor_of_part), in_file_order(laid.tensors))
         reader.check_unchanged()
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dcr_cli import apply, diff, verify
+from dcr_cli import apply, check_layout, diff, verify
 from dcr_cli.checkpoint import checkpoint as checkpoints
 from dcr_cli.checkpoint.checkpoint import open_checkpoint
 from dcr_cli.cli import main
@@ -25,6 +25,7 @@ from dcr_cli.errors import (
     UnsupportedError,
     UsageError,
 )
+from dcr_cli.layout.gather import Gatherer
 from dcr_cli.layout.opening import is_sharded, open_any
 from dcr_cli.layout.shards import open_shards
 from layouts import array_of, layout_bytes, layout_document, local
@@ -375,6 +376,29 @@ def test_shards_that_change_while_they_are_read_are_a_conflict(case: Case) -> No
             reader.read_into(laid.by_name["q"], 0, bytearray(48))
         with pytest.raises(ConflictError):
             reader.check_unchanged()
+
+
+def test_replicas_that_are_written_meanwhile_are_a_conflict(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One was read before, and the other one after a step."""
+    shard = case.ranks / "rank-1.safetensors"
+    data, compare = shard.read_bytes(), Gatherer._compare
+
+    def write(self: Gatherer, *given: Any) -> None:
+        shard.write_bytes(data[:-200] + bytes(200))
+        compare(self, *given)
+
+    monkeypatch.setattr(Gatherer, "_compare", write)
+    for work in (
+        lambda: diff(case.base, case.ranks, layout=case.layout, jobs=1),
+        lambda: verify(case.ranks, against=case.base, layout=case.layout, jobs=1),
+        lambda: check_layout(case.layout, case.ranks, deep=True, jobs=1),
+    ):
+        shard.write_bytes(data)
+        with pytest.raises(ConflictError, match=r"rank-1\.safetensors: changed while reading"):
+            work()
+    monkeypatch.undo()
+    with pytest.raises(DamagedError, match="tensor norm"):
+        diff(case.base, case.ranks, layout=case.layout)
 
 
 def test_the_base_that_stands_for_the_files_must_not_change_either(case: Case) -> None:
