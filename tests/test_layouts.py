@@ -92,7 +92,7 @@ def test_check_of_shards_and_their_replicas(tmp_path: Path) -> None:
 def test_check_names_the_element_that_two_local_places_want(tmp_path: Path) -> None:
     both = LocalTensor(Form("U16", (4, 6)), (*rows(0).placements, *rows(1).placements))
     layout = Layout("both", FORMS, {"a.safetensors": {"w": both, "norm": whole("norm")}})
-    with pytest.raises(DamagedError, match=r"w of a.safetensors: element \[0, 0\] is in two boxes"):
+    with pytest.raises(DamagedError, match=r"w of a.safetensors: element \[0, 0\] is in box 0 of w and in box 1 of w"):
         check_layout(write(tmp_path / "l.json", layout))
 
 

@@ -228,20 +228,32 @@ def check_locals(layout: Layout) -> None:
     patience = Patience()
     for path, tensors in layout.shards.items():
         for name, tensor in tensors.items():
-            boxes = tuple(placement.box for placement in tensor.placements if placement.tensor not in tied)
+            places = {number: place for number, place in enumerate(tensor.placements) if place.tensor not in tied}
+            boxes = tuple(place.box for place in places.values())
             if len(boxes) < 2 or boxes in known:
                 continue
             what = f"{layout.what}: {shown(name)} of {shown(path)}"
+            marked = [_Marked(number, place.box.inverse()) for number, place in places.items()]
             try:
-                element = _first_shared([_Marked(number, box.inverse()) for number, box in enumerate(boxes)], patience)
+                found = _first_shared(marked, patience)
             except ValueError as error:
                 raise DamagedError(what, str(error)) from error
-            if element is not None:
-                raise DamagedError(what, f"element {coordinate(element, tensor.form)} is in two boxes")
+            if found is not None:
+                one, other = (f"box {number} of {shown(places[number].tensor)}" for number in (found.one, found.other))
+                facts = f"element {coordinate(found.element, tensor.form)} is in {one} and in {other}"
+                raise DamagedError(what, facts)
             known.add(boxes)
 
 
-def _first_shared(boxes: Sequence[_Marked], patience: Patience) -> int | None:
+class _Shared(NamedTuple):
+    """An element that two boxes have, and their numbers."""
+
+    element: int
+    one: int
+    other: int
+
+
+def _first_shared(boxes: Sequence[_Marked], patience: Patience) -> _Shared | None:
     """An element of the canonical tensor that is in two of some boxes."""
     for group in _groups(boxes):
         step = _common_step(group)
@@ -253,19 +265,19 @@ def _first_shared(boxes: Sequence[_Marked], patience: Patience) -> int | None:
     return None
 
 
-def _first_met(group: Sequence[_Marked], patience: Patience) -> int | None:
+def _first_met(group: Sequence[_Marked], patience: Patience) -> _Shared | None:
     """As _first_shared, of boxes in order, each compared with those before it that have not ended."""
-    open_boxes: list[Box] = []
+    open_boxes: list[_Marked] = []
     pairs = 0
-    for _, box in group:
-        open_boxes = [other for other in open_boxes if other.canonical_end > box.canonical]
+    for each in group:
+        open_boxes = [other for other in open_boxes if other.box.canonical_end > each.box.canonical]
         pairs += len(open_boxes)
         if pairs > _MOST_PAIRS:
             raise ValueError(_TANGLED)
         for other in open_boxes:
-            for meeting in meetings(other, box, patience):
-                return meeting.canonical
-        open_boxes.append(box)
+            for meeting in meetings(other.box, each.box, patience):
+                return _Shared(meeting.canonical, *sorted((other.number, each.number)))
+        open_boxes.append(each)
     return None
 
 
