@@ -313,7 +313,7 @@ def test_rule_133_shards_say_where_they_begin(parts: Parts, info: str) -> None:
     parts.metadata[1]["DCP_SHARDING_INFO"] = info
     parts.refused("DCP_SHARDING_INFO|saved_offsets")
     del parts.metadata[1]["DCP_SHARDING_INFO"]
-    parts.refused("has no DCP_SHARDING_INFO, which the other shards have")
+    parts.refused("it has no DCP_SHARDING_INFO, which others have")
 
 
 def test_rule_134_parts_end_within_the_whole(parts: Parts) -> None:
