@@ -14,6 +14,7 @@ import pytest
 from dcr_cli import apply, diff, verify
 from dcr_cli.cli import main
 from dcr_cli.errors import DamagedError, UnsupportedError
+from dcr_cli.inspect import inspect
 from dcr_cli.layout.opening import is_sharded, open_any
 from layouts import Cut, cut_rows, dcp_metadata, dcp_name, part_of, run_world, write_dcp
 from receivers import tree
@@ -80,6 +81,14 @@ def test_without_a_base_tensors_are_as_large_as_their_shards_need(pair: tuple[Pa
     _, dense, ranks = pair
     found = {tensor.name: (tensor.dtype.name, tensor.shape) for tensor in open_any(ranks).tensors}
     assert found == {tensor.name: (tensor.dtype.name, tensor.shape) for tensor in open_any(dense).tensors}
+
+
+def test_inspect_says_that_they_are_shards(pair: tuple[Path, Path, Path]) -> None:
+    _, dense, ranks = pair
+    found = inspect(ranks)
+    assert found.laid is not None and found.laid.layout == str(ranks)
+    assert (len(found.shards), found.laid.local_tensors) == (3, 12)
+    assert found.dtypes == inspect(dense).dtypes
 
 
 def test_replicas_are_compared(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from dcr_cli.errors import (
     UnsupportedError,
     UsageError,
 )
+from dcr_cli.inspect import inspect
 from dcr_cli.layout.gather import Gatherer
 from dcr_cli.layout.opening import is_sharded, open_any
 from dcr_cli.layout.shards import open_shards
@@ -473,6 +474,28 @@ def test_commands_refuse_by_name(
     found, result = run(capsys, "diff", case.base, case.ranks, "-o", case.folder / "delta", "--layout", case.layout)
     assert found == code and match in result["error"]["message"]
     assert not (case.folder / "delta").exists()
+
+
+@pytest.mark.parametrize("is_noted", [False, True])
+def test_inspect_says_what_shards_are_parts_of(case: Case, capsys: pytest.CaptureFixture[str], is_noted: bool) -> None:
+    given = ["--layout", str(case.layout)]
+    if is_noted:
+        given, note = [], case.ranks / ".dcr" / "layout.json"
+        note.parent.mkdir()
+        case.layout = case.layout.rename(note)
+    assert main(["inspect", str(case.ranks), *given, "--digest", "--tensors", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    dense = inspect(case.dense, digest=True, tensors=True)
+    assert found["laid"] == {"layout": f"layout {case.layout}", "local_tensors": 12} and dense.laid is None
+    assert [shard["tensors"] for shard in found["shards"]] == [5, 7]
+    assert (found["tensors"], found["elements"]) == (dense.tensors, dense.elements)
+    assert found["state"]["content"] == f"blake3:{dense.state.content.hex()}"  # type: ignore[union-attr]
+    assert [row["digest"] for row in found["rows"]] == [row.digest for row in dense.rows]
+    shards = {row["name"]: row["shard"] for row in found["rows"]}
+    assert shards["gate"] == "rank-0.safetensors, rank-1.safetensors"
+    assert (shards["step"], shards["none"]) == ("rank-1.safetensors", "")
+    assert main(["inspect", str(case.ranks), *given]) == 0
+    assert f"ranks      2 shards, 12 local tensors, by layout {case.layout}" in capsys.readouterr().out
 
 
 def test_the_tiny_pair_is_read_through_no_layout(tiny_pair: tuple[Path, Path]) -> None:
