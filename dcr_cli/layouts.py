@@ -205,7 +205,7 @@ def told(layout: Layout, output: str | os.PathLike[str] | None, *, tensors: bool
         elements=sum(form.elements for form in layout.tensors.values()),
         shards=len(layout.shards),
         local_tensors=len(locals_of),
-        boxes=sum(len(tensor.placements) for _, _, tensor in locals_of),
+        boxes=layout.boxes,
         placed_elements=placed,
         padding=sum(tensor.form.elements for _, _, tensor in locals_of) - placed,
         rules=dict(Counter(rule.kind for rule in layout.rules.values())),

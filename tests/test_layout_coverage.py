@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import itertools
 import re
-from functools import partial
 
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
 from dcr_cli.errors import DamagedError
-from dcr_cli.layout import coverage
+from dcr_cli.layout import box as geometry, coverage
 from dcr_cli.layout.box import Box, Patience, slice_box, whole_box
 from dcr_cli.layout.coverage import (
     Coverage,
@@ -184,9 +183,31 @@ def test_very_many_boxes_in_no_order_are_refused(monkeypatch: pytest.MonkeyPatch
         check_locals(here([box.inverse() for box in (*first, *second)]))
 
 
+def no_patience(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
+    """Have all boxes of a layout be compared in so few steps, however many they are."""
+    monkeypatch.setattr(geometry, "_MOST_STEPS", steps)
+    monkeypatch.setattr(geometry, "_STEPS_OF_BOX", 0)
+
+
+def test_a_gap_that_is_too_far_away_to_be_found_is_one_all_the_same() -> None:
+    far = [Box.make([(2, 1 << 55, 1)], 0, 0), Box.make([(1 << 50, 1, 1)], 1, 2)]
+    with pytest.raises(ValueError, match="some of its elements, far from the first one, are in no box"):
+        find_owners(1 << 56, far)
+
+
+def test_boxes_that_are_many_may_take_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the elements of a tensor one by one, beside a replica of all of them."""
+    monkeypatch.setattr(geometry, "_MOST_STEPS", 0)
+    boxes = [whole_box(3_000), *(Box((), at, at) for at in range(3_000))]
+    assert find_owners(3_000, boxes).owners == (0,)
+    no_patience(monkeypatch, 3_000)
+    with pytest.raises(ValueError, match="take too long to compare"):
+        find_owners(3_000, boxes)
+
+
 def test_strides_that_do_not_divide_each_other_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """All boxes of a layout together, however few they are, take no longer than is said."""
-    monkeypatch.setattr(coverage, "Patience", partial(Patience, 2))
+    no_patience(monkeypatch, 2)
     boxes = [Box.make([(60, 3, 1)], 0, 0), Box.make([(36, 5, 1)], 1, 60)]
     with pytest.raises(DamagedError, match=r"tensor w: has shape \[180\], but boxes have strides that do not divide"):
         Coverage(here([])).owners_of("w", Form("BF16", (180,)), [Placed(box, "a", "x") for box in boxes])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +11,8 @@ from safetensors.numpy import save_file
 
 from dcr_cli import check_layout, compose_layouts, show_layout
 from dcr_cli.errors import ConflictError, DamagedError, UnsupportedError, UsageError
-from dcr_cli.layout import composition
-from dcr_cli.layout.box import Box, Patience, slice_box, whole_box
+from dcr_cli.layout import box
+from dcr_cli.layout.box import Box, slice_box, whole_box
 from dcr_cli.layout.composition import compose_layouts as compose
 from dcr_cli.layout.document import decode_layout, encode_layout
 from dcr_cli.layout.layout import ZERO, Form, Layout, LocalTensor, Placement, Rule
@@ -183,7 +182,8 @@ def test_layouts_that_take_too_long_to_compose_are_refused(monkeypatch: pytest.M
     local = LocalTensor(Form("U16", (4, 6)), (Placement("rank-1.safetensors:w", whole_box(24)),))
     second = Layout("second", forms, {"x.safetensors": {"y": local}})
     compose(two_ranks(), second)
-    monkeypatch.setattr(composition, "Patience", partial(Patience, 0))
+    for limit in ("_MOST_STEPS", "_STEPS_OF_BOX"):
+        monkeypatch.setattr(box, limit, 0)
     with pytest.raises(DamagedError, match="second: does not follow two ranks: boxes have strides"):
         compose(two_ranks(), second)
 
