@@ -7,10 +7,10 @@ changed all over is nobody's, and is left alone. Where the rest is compared is n
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +40,7 @@ _HINT = "put each shard where its layout has it; what is meant to be so can be g
 
 Flags = NDArray[np.bool_]
 Bits = NDArray[np.uint64]
+Fill = Callable[[str, int, NDArray[Any]], None]
 
 
 class Run(NamedTuple):
@@ -189,13 +190,8 @@ def _readable(base: Checkpoint) -> Collection[str]:
     return {name for name, source in base.sources.items() if isinstance(source, Sources)}
 
 
-class _Elements(Protocol):
-    """Fills `out` with elements of a tensor of the base, from number `first` on."""
-
-    def __call__(self, name: str, first: int, out: NDArray[Any]) -> None: ...
-
-
-def _elements_of(base: Checkpoint, reader: Reader) -> _Elements:
+def _elements_of(base: Checkpoint, reader: Reader) -> Fill:
+    """What fills `out` with elements of a tensor, `name`, of the base, from number `first` on."""
     if not isinstance(base, LaidCheckpoint):
         return lambda name, first, out: reader.read_into(base.by_name[name], first * out.itemsize, out)
     gatherer = Gatherer(reader)
@@ -211,7 +207,7 @@ def _elements_of(base: Checkpoint, reader: Reader) -> _Elements:
 class _Comparison:
     """Compares shards of one form with the base at the places of all of them; each place is looked at once."""
 
-    def __init__(self, target: LaidCheckpoint, reader: Reader, base: _Elements, alike: Alike) -> None:
+    def __init__(self, target: LaidCheckpoint, reader: Reader, base: Fill, alike: Alike) -> None:
         self._target = target
         self._reader = reader
         self._base = base
@@ -235,7 +231,7 @@ class _Comparison:
             first = first_of_other(found, here, there)
             if first is not None:
                 facts = (
-                    f"holds what belongs to {shown(other)}: tensor {self._place(here, first)} "
+                    f"holds what belongs to {shown(other)}: tensor {self._place(here, first)}, "
                     f"is what the base has of tensor {self._place(there, first)}"
                 )
                 raise DamagedError(str(self._target.root / path), facts, hint=_HINT)
@@ -243,7 +239,7 @@ class _Comparison:
     def _place(self, sight: Sight, number: int) -> str:
         name = sight.names[sight.tensors[number]]
         form = self._target.layout.tensors[name]
-        return f"{shown(name)}, element {coordinate(int(sight.elements[number]), form)},"
+        return f"{shown(name)}, element {coordinate(int(sight.elements[number]), form)}"
 
     def _found(self, path: str, begins: Mapping[str, int]) -> Bits:
         """What a shard holds, in canonical form."""
