@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dcr_cli.checkpoint.checkpoint import Checkpoint, FileDigest, Reader, Tensor
+from dcr_cli.checkpoint.checkpoint import Checkpoint, FileDigest, Reader, Tensor, unless_changed
 from dcr_cli.checkpoint.digest import State, add, content_digest, digest_bytes, files_digest, no_digest
 from dcr_cli.checkpoint.parts import SIDECAR
 from dcr_cli.checkpoint.patterns import check_recorded_patterns
@@ -40,6 +40,7 @@ from dcr_cli.delta.scan import (
 )
 from dcr_cli.diff_result import Compared, DiffResult, DiffRow, summarize
 from dcr_cli.errors import UsageError
+from dcr_cli.layout.exchanged import check_places
 from dcr_cli.layout.opening import layout_given, open_any
 from dcr_cli.work import threads
 
@@ -81,6 +82,7 @@ def diff(
     check_recorded_patterns(skip)
     old = open_any(base, layout=layout_given(base_layout, functions), skip=skip, what="base")
     new = open_any(target, layout=layout_given(layout, functions), like=old, skip=skip, what="target")
+    check_places(new, old)
     with DeltaOutput(output, outside=(old.root, new.root), dry_run=dry_run) as sink:
         return diff_into(sink, old, new, allowed=ALLOWED[encoding], jobs=workers, progress=progress)
 
@@ -93,6 +95,7 @@ def diff_into(
         sides = _Sides(base, target, stack.enter_context(base.reader()), stack.enter_context(target.reader()))
         pool = stack.enter_context(ThreadPoolExecutor(jobs, "dcr-diff"))
         stack.callback(pool.shutdown, wait=True, cancel_futures=True)
+        stack.enter_context(unless_changed(sides.base_reader, sides.target_reader))
         run = _Run(sides, sink, pool=pool, jobs=jobs, allowed=allowed)
         return run.result(progress or (lambda stage, done, total: None))
 

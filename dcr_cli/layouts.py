@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dcr_cli.arguments import check_path
-from dcr_cli.checkpoint.checkpoint import Checkpoint, open_checkpoint
+from dcr_cli.checkpoint.checkpoint import Checkpoint, open_checkpoint, unless_changed
 from dcr_cli.content import Side, Workers, in_file_order, tensor_digests, tensor_of_part
 from dcr_cli.durable import NEW_FILE_MODE, open_folder
 from dcr_cli.errors import ConflictError, UsageError
@@ -21,6 +21,7 @@ from dcr_cli.layout.box import Box
 from dcr_cli.layout.composition import compose_layouts as compose
 from dcr_cli.layout.coverage import Coverage, check_locals
 from dcr_cli.layout.document import encode_layout, read_layout
+from dcr_cli.layout.exchanged import check_places
 from dcr_cli.layout.laid import LaidCheckpoint, check_like, lay
 from dcr_cli.layout.layout import Layout, LocalTensor
 from dcr_cli.layout.opening import layout_of
@@ -122,9 +123,9 @@ def check_layout(
     progress: Progress | None = None,
 ) -> CheckLayoutResult:
     """Check that a layout, of a file or of a folder of shards, owns every element exactly once; that the shards in
-    `checkpoint` are those of the layout; that its tensors are those of `base`; and if `deep`, that replicas agree and
-    padding is zero where the layout says so.
-    `functions`, each `module:function`, are those that rules of the layout may call.
+    `checkpoint` are those of the layout; that its tensors are those of `base`, and no shard holds what belongs to
+    another one; and if `deep`, that replicas agree and padding is zero where the layout says so. `functions`, each
+    `module:function`, are those that rules of the layout may call.
 
     Raises DamagedError, which names the tensor and the element, NotFoundError, UnsupportedError, UsageError.
     """
@@ -137,8 +138,8 @@ def check_layout(
     check_locals(found)
     elements, replicas = _check_owners(found)
     laid = lay(open_shards(checkpoint, skip=skip), found, like) if checkpoint is not None else None
-    if laid is None and like is not None:
-        check_like(found, like)
+    if like is not None:
+        check_like(found, like) if laid is None else check_places(laid, like)
     if deep and laid is not None:
         _read(laid, jobs, progress)
     return CheckLayoutResult(
@@ -188,7 +189,7 @@ def _check_owners(layout: Layout) -> tuple[int, int]:
 
 def _read(laid: LaidCheckpoint, jobs: int | None, progress: Progress | None) -> None:
     """Read all elements; replicas are compared with their owners on the way, and padding with zeros."""
-    with Workers(jobs, "check", progress) as workers, laid.reader() as reader:
+    with Workers(jobs, "check", progress) as workers, laid.reader() as reader, unless_changed(reader):
         check_padding(reader, laid.local, laid.layout)
         tensor_digests(workers, Side(laid, reader, tensor_of_part), in_file_order(laid.tensors))
         reader.check_unchanged()
@@ -206,7 +207,7 @@ def told(layout: Layout, output: str | os.PathLike[str] | None, *, tensors: bool
         elements=sum(form.elements for form in layout.tensors.values()),
         shards=len(layout.shards),
         local_tensors=len(locals_of),
-        boxes=sum(len(tensor.placements) for _, _, tensor in locals_of),
+        boxes=layout.boxes,
         placed_elements=placed,
         padding=sum(tensor.form.elements for _, _, tensor in locals_of) - placed,
         rules=dict(Counter(rule.kind for rule in layout.rules.values())),

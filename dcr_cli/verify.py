@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 import dcr_kernels as kernels
 from dcr_cli.arguments import check_path
-from dcr_cli.checkpoint.checkpoint import Checkpoint, Reader, Tensor, open_checkpoint
+from dcr_cli.checkpoint.checkpoint import Checkpoint, Reader, Tensor, open_checkpoint, unless_changed
 from dcr_cli.checkpoint.digest import blake3_text, digest_bytes, digest_text
 from dcr_cli.checkpoint.parts import SIDECAR
 from dcr_cli.checkpoint.patterns import check_patterns
@@ -128,6 +128,7 @@ def verify(
             expected = open_any(against, layout=layout_given(against_layout, functions), skip=skip, what="reference")
             found = open_any(checkpoint, layout=layout_given(layout, functions), like=expected, skip=skip)
             readers = stack.enter_context(found.reader()), stack.enter_context(expected.reader())
+            stack.enter_context(unless_changed(*readers))
             return _against_checkpoint(workers, (found, readers[0]), (expected, readers[1]))
         reference: Reference | StateReference
         if remote is not None:
@@ -139,6 +140,7 @@ def verify(
             checkpoint, layout=layout_given(layout, functions), skip=tuple(dict.fromkeys((*skip, *reference.skipped)))
         )
         opened = found, stack.enter_context(found.reader())
+        stack.enter_context(unless_changed(opened[1]))
         if isinstance(reference, StateReference):
             return _against_state(workers, opened, reference)
         return _against_digests(workers, opened, reference)

@@ -17,8 +17,10 @@ import pytest
 
 from dcr_cli import durable
 from dcr_cli.delta.encoder import PieceEncoder
+from dcr_cli.delta.scan import Part, Scanner
 from dcr_cli.diff import DiffResult, diff
 from dcr_cli.errors import ConflictError, DamagedError, LocalError, NotFoundError, UsageError
+from layouts import write_dcp
 from second_reader import apply_delta, read_delta
 from strategies import TensorData, Tensors, tensor_of, with_changes, write_checkpoint
 
@@ -512,6 +514,30 @@ def test_a_source_that_changes_while_it_is_read_is_a_conflict(tiny_pair: tuple[P
 
     with pytest.raises(ConflictError, match="changed while"):
         diff(*tiny_pair, tmp_path / "delta", progress=touch)
+    assert not (tmp_path / "delta").exists()
+
+
+@pytest.mark.parametrize("is_shards", [False, True])
+def test_what_cannot_be_coded_as_it_is_another_meanwhile_is_a_conflict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_shards: bool
+) -> None:
+    """A block of many changes is read a second time, and has none then."""
+    old = {"w": tensor_of("BF16", (64, 64))}
+    base = write_checkpoint(tmp_path / "base", old)
+    new = {"w": with_changes(old["w"], range(4096))}
+    target = write_checkpoint(tmp_path / "target", new) if not is_shards else tmp_path / "target"
+    if is_shards:
+        write_dcp(target, new, [[("w", (0, 0), (64, 64))]])
+    (shard,) = target.glob("*.safetensors")
+    first_load = Scanner.load
+
+    def load(self: Scanner, part: Part) -> Any:
+        shard.write_bytes(shard.read_bytes()[: -len(old["w"][2])] + old["w"][2])
+        return first_load(self, part)
+
+    monkeypatch.setattr(Scanner, "load", load)
+    with pytest.raises(ConflictError, match=r"safetensors: changed while reading"):
+        diff(base, target, tmp_path / "delta", encoding="gap")
     assert not (tmp_path / "delta").exists()
 
 

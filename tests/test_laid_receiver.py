@@ -229,7 +229,7 @@ def test_an_element_with_two_places(run: Run, tmp_path: Path) -> None:
     gate_up = shards[path_of(0)]["gate_up"]
     shards[path_of(0)]["gate_up"] = replace(gate_up, placements=(*gate_up.placements, gate_up.placements[0]))
     given = write_layout(tmp_path, replace(layout, shards=shards))
-    refused(run, run.receiver(), DamagedError, r"gate_up of .*rank-0.*: element \[0, 0\] is in two boxes", given)
+    refused(run, run.receiver(), DamagedError, r"gate_up of .*rank-0.*: element \[0, 0\] is in box \d+ of", given)
 
 
 def test_what_cannot_be_patched(run: Run, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from box_cases import boxes, places
+from dcr_cli.layout import box as geometry
 from dcr_cli.layout.box import Box, Patience, compose, index_of, meetings, slice_box, whole_box
 
 
@@ -139,13 +140,14 @@ def test_a_view_outside_of_what_is_given_is_refused() -> None:
         box.local_view(np.zeros(3, np.uint8), 0, box.whole)
 
 
-def test_boxes_that_take_too_long_to_compare_are_refused() -> None:
+def test_boxes_that_take_too_long_to_compare_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every third element and every fifth: where these meet, only a look at each of them tells."""
     thirds, fifths = Box.make([(60, 3, 1)], 0, 0), Box.make([(36, 5, 1)], 1, 0)
     assert sum(each.elements for each in meetings(thirds, fifths)) == 12
+    monkeypatch.setattr(geometry, "_MOST_STEPS", 60)
     with pytest.raises(ValueError, match="strides that do not divide each other"):
-        list(meetings(thirds, fifths, Patience(60)))
-    patience = Patience(100)
+        list(meetings(thirds, fifths, Patience()))
+    patience = Patience(3)
     list(meetings(thirds, fifths, patience))
     with pytest.raises(ValueError, match="take too long to compare"):
         list(meetings(thirds, fifths, patience))

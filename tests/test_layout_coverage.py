@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from functools import partial
+import re
 
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
 from dcr_cli.errors import DamagedError
-from dcr_cli.layout import coverage
+from dcr_cli.layout import box as geometry, coverage
 from dcr_cli.layout.box import Box, Patience, slice_box, whole_box
 from dcr_cli.layout.coverage import (
     Coverage,
@@ -183,9 +183,31 @@ def test_very_many_boxes_in_no_order_are_refused(monkeypatch: pytest.MonkeyPatch
         check_locals(here([box.inverse() for box in (*first, *second)]))
 
 
+def no_patience(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
+    """Have all boxes of a layout be compared in so few steps, however many they are."""
+    monkeypatch.setattr(geometry, "_MOST_STEPS", steps)
+    monkeypatch.setattr(geometry, "_STEPS_OF_BOX", 0)
+
+
+def test_a_gap_that_is_too_far_away_to_be_found_is_one_all_the_same() -> None:
+    far = [Box.make([(2, 1 << 55, 1)], 0, 0), Box.make([(1 << 50, 1, 1)], 1, 2)]
+    with pytest.raises(ValueError, match="some of its elements, far from the first one, are in no box"):
+        find_owners(1 << 56, far)
+
+
+def test_boxes_that_are_many_may_take_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the elements of a tensor one by one, beside a replica of all of them."""
+    monkeypatch.setattr(geometry, "_MOST_STEPS", 0)
+    boxes = [whole_box(3_000), *(Box((), at, at) for at in range(3_000))]
+    assert find_owners(3_000, boxes).owners == (0,)
+    no_patience(monkeypatch, 3_000)
+    with pytest.raises(ValueError, match="take too long to compare"):
+        find_owners(3_000, boxes)
+
+
 def test_strides_that_do_not_divide_each_other_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """All boxes of a layout together, however few they are, take no longer than is said."""
-    monkeypatch.setattr(coverage, "Patience", partial(Patience, 2))
+    no_patience(monkeypatch, 2)
     boxes = [Box.make([(60, 3, 1)], 0, 0), Box.make([(36, 5, 1)], 1, 60)]
     with pytest.raises(DamagedError, match=r"tensor w: has shape \[180\], but boxes have strides that do not divide"):
         Coverage(here([])).owners_of("w", Form("BF16", (180,)), [Placed(box, "a", "x") for box in boxes])
@@ -212,9 +234,10 @@ def test_a_local_element_in_two_boxes_is_found(given_boxes: list[Box]) -> None:
     if counts.max() < 2:
         check_locals(here(boxes))
         return
-    with pytest.raises(DamagedError, match=r"x of a: element \d+ is in two boxes") as caught:
+    with pytest.raises(DamagedError, match=r"x of a: element \d+ is in box \d+ of w and in box \d+ of w") as caught:
         check_locals(here(boxes))
-    assert counts[int(str(caught.value).split("element ")[1].split()[0])] > 1
+    element, one, other = map(int, re.findall(r"element (\d+) is in box (\d+) .*box (\d+)", str(caught.value))[0])
+    assert one < other and all(boxes[number].inverse().find(np.array([element]))[0].size for number in (one, other))
 
 
 def test_very_many_boxes_here_are_not_compared_two_by_two(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -292,12 +315,12 @@ def test_tensors_whose_boxes_are_all_the_same_are_tied() -> None:
 def test_tensors_some_of_whose_boxes_differ_are_not(other: tuple[Box, Box]) -> None:
     layout = two_shards(("embed", halves()), ("head", other))
     assert tied_tensors(layout) == {}
-    with pytest.raises(DamagedError, match=r"local of 0.safetensors: element \[0, 0\] is in two boxes"):
+    with pytest.raises(DamagedError, match=r"element \[0, 0\] is in box 0 of embed and in box \d of head"):
         check_locals(layout)
 
 
 def test_a_tensor_twice_in_one_place_is_not_tied_to_itself() -> None:
-    with pytest.raises(DamagedError, match="is in two boxes"):
+    with pytest.raises(DamagedError, match=r"is in box 0 of embed and in box 1 of embed"):
         check_locals(two_shards(("embed", halves()), ("embed", halves())))
 
 

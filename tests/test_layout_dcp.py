@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from dcr_cli import apply, diff, verify
+from dcr_cli.cli import main
 from dcr_cli.errors import DamagedError, UnsupportedError
+from dcr_cli.inspect import inspect
 from dcr_cli.layout.opening import is_sharded, open_any
 from layouts import Cut, cut_rows, dcp_metadata, dcp_name, part_of, run_world, write_dcp
 from receivers import tree
@@ -81,6 +83,14 @@ def test_without_a_base_tensors_are_as_large_as_their_shards_need(pair: tuple[Pa
     assert found == {tensor.name: (tensor.dtype.name, tensor.shape) for tensor in open_any(dense).tensors}
 
 
+def test_inspect_says_that_they_are_shards(pair: tuple[Path, Path, Path]) -> None:
+    _, dense, ranks = pair
+    found = inspect(ranks)
+    assert found.laid is not None and found.laid.layout == str(ranks)
+    assert (len(found.shards), found.laid.local_tensors) == (3, 12)
+    assert found.dtypes == inspect(dense).dtypes
+
+
 def test_replicas_are_compared(tmp_path: Path) -> None:
     old = {"norm": tensor_of("F32", (8,)), "w": tensor_of("BF16", (4, 4))}
     base = write_checkpoint(tmp_path / "base", old, sidecars=SIDECARS)
@@ -96,17 +106,17 @@ def test_replicas_are_compared(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rank", "match", "hint"),
     [
-        (1, r"tensor embed: element \[0, 0\] is in no shard", "is shard-00001-model-* missing?"),
-        (2, r"tensor embed: element \[13, 0\] is in no shard", "is shard-00002-model-* missing?"),
-        (3, r"tensor embed: element \[26, 0\] is in no shard", "is a shard after shard-00002-model-* missing?"),
+        (1, r"tensor embed: element \[0, 0\] is in no shard", "there are shard-00002 to shard-00003"),
+        (2, r"tensor embed: element \[13, 0\] is in no shard", "there are shard-00001, shard-00003"),
+        (3, r"tensor embed: element \[26, 0\] is in no shard", "there are shard-00001 to shard-00002"),
     ],
 )
-def test_a_missing_shard_is_guessed(pair: tuple[Path, Path, Path], rank: int, match: str, hint: str) -> None:
+def test_a_missing_shard_is_told_by_the_others(pair: tuple[Path, Path, Path], rank: int, match: str, hint: str) -> None:
     (pair[2] / dcp_name(rank)).unlink()
     before = tree(pair[2].parent)
     with pytest.raises(DamagedError, match=match) as caught:
         diff(pair[0], pair[2], pair[2].parent / "delta")
-    assert caught.value.hint == hint
+    assert caught.value.hint == f"{hint}: is another one missing?"
     assert tree(pair[2].parent) == before
 
 
@@ -140,7 +150,7 @@ def info_with(rank: int, name: str, member: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("info", "match"),
     [
-        (None, "has no DCP_SHARDING_INFO, which the other shards have"),
+        (None, "it has no DCP_SHARDING_INFO, which others have"),
         ("", "DCP_SHARDING_INFO: is not valid JSON"),
         ("[]", "DCP_SHARDING_INFO is not an object of tensors"),
         ('{"embed": {}, "embed": {}}', "duplicate key embed"),
@@ -213,8 +223,17 @@ def test_a_part_of_a_packed_tensor_is_unsupported(pair: tuple[Path, Path, Path])
 def test_a_stray_shard_is_named(pair: tuple[Path, Path, Path]) -> None:
     base, _, ranks = pair
     (ranks / "x.safetensors").write_bytes(shard_bytes({"x": tensor_of("U8", (1,))}))
-    with pytest.raises(DamagedError, match=r"x\.safetensors: has no DCP_SHARDING_INFO, which the other shards have"):
+    with pytest.raises(DamagedError, match=r"x\.safetensors: does not say .*no DCP_SHARDING_INFO, which others") as e:
         diff(base, ranks)
+    assert "--layout" in str(e.value.hint) and "--skip" in str(e.value.hint)
+
+
+def test_shards_that_say_nothing_need_a_layout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "ranks").mkdir()
+    for rank in range(2):
+        (tmp_path / "ranks" / f"rank-{rank}.safetensors").write_bytes(shard_bytes({"w": tensor_of("U8", (4,), rank)}))
+    assert main(["layout", "check", str(tmp_path / "ranks")]) == 3
+    assert "hint: give the file of one, as LAYOUT here and as --layout elsewhere" in capsys.readouterr().err
 
 
 def test_what_was_joined_is_an_ordinary_checkpoint(tmp_path: Path) -> None:

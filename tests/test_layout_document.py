@@ -170,25 +170,25 @@ BOX = (*AT, "boxes", 0)
         ((*AT, "fill"), "ones", "rank-0.safetensors: tensor w: its fill is none of keep, zero"),
         ((*AT, "fill"), [], "its fill is none of keep, zero"),
         ((*AT, "boxes"), {}, "has no list of boxes"),
-        (BOX, ["w", 0, 0], "a box is not a list of tensor, canonical offset, local offset and axes"),
-        (BOX, {}, "a box is not a list of tensor"),
-        ((*BOX, 0), "x", "a box is of no tensor of the layout"),
-        ((*BOX, 0), ["w"], "a box is of no tensor of the layout"),
-        ((*BOX, 0), "s", "a box of s ends at element 21 of 1"),
-        ((*BOX, 1), -1, "a box of w is not made of integers from 0 on"),
-        ((*BOX, 1), 2**62 + 1, "a box of w is not made of integers from 0 on"),
-        ((*BOX, 1), 4, "a box of w ends at element 25 of 24, here at 12 of 12"),
-        ((*BOX, 2), 1.0, "a box of w is not made of integers from 0 on"),
-        ((*BOX, 2), 1, "a box of w ends at element 21 of 24, here at 13 of 12"),
-        ((*BOX, 3), [[4, 6]], "a box of w is not made of integers from 0 on"),
-        ((*BOX, 3), 12, "a box of w is not made of integers from 0 on"),
-        ((*BOX, 3), [[0, 1, 1]], "a box of w is none: counts and strides are positive"),
-        ((*BOX, 3), [[2, 0, 1]], "a box of w is none: counts and strides are positive"),
-        ((*BOX, 3), [[2, 1, 1], [2, 1, 2]], "a box of w is none: two of its elements would be one"),
-        ((*BOX, 3), [[2, 1, 1], [2, 2, 1]], "a box of w is none: two of its elements would be one"),
+        (BOX, ["w", 0, 0], "tensor w: box 0 is not a list of tensor, canonical offset, local offset and axes"),
+        (BOX, {}, "box 0 is not a list of tensor"),
+        ((*BOX, 0), "x", "box 0 is of x, which is no tensor of the layout"),
+        ((*BOX, 0), ["w"], "box 0 is of what is no tensor of the layout"),
+        ((*BOX, 0), "s", "box 0 of s ends at element 21 of 1"),
+        ((*BOX, 1), -1, "box 0 of w is not made of integers from 0 on"),
+        ((*BOX, 1), 2**62 + 1, "box 0 of w is not made of integers from 0 on"),
+        ((*BOX, 1), 4, "box 0 of w ends at element 25 of 24, here at 12 of 12"),
+        ((*BOX, 2), 1.0, "box 0 of w is not made of integers from 0 on"),
+        ((*BOX, 2), 1, "box 0 of w ends at element 21 of 24, here at 13 of 12"),
+        ((*BOX, 3), [[4, 6]], "box 0 of w is not made of integers from 0 on"),
+        ((*BOX, 3), 12, "box 0 of w is not made of integers from 0 on"),
+        ((*BOX, 3), [[0, 1, 1]], "box 0 of w is none: counts and strides are positive"),
+        ((*BOX, 3), [[2, 0, 1]], "box 0 of w is none: counts and strides are positive"),
+        ((*BOX, 3), [[2, 1, 1], [2, 1, 2]], "box 0 of w is none: two of its elements would be one"),
+        ((*BOX, 3), [[2, 1, 1], [2, 2, 1]], "box 0 of w is none: two of its elements would be one"),
         ((*BOX, 3), [[1, 1, 1]] * 33, "axes not more than 32"),
-        ((*BOX, 3), [[2**62, 2**62, 1]], "a box of w ends at element"),
-        ((*AT, "dtype"), "F16", "rank-0.safetensors: tensor w: is F16, but w is BF16"),
+        ((*BOX, 3), [[2**62, 2**62, 1]], "box 0 of w ends at element"),
+        ((*AT, "dtype"), "F16", "rank-0.safetensors: tensor w: box 0 of w is BF16, the local tensor F16"),
         (("skipped",), ["w", "s"], "tensor w has elements of w, which is skipped"),
         (("rules",), {"w": {"kind": "cast"}}, "rule of tensor w: has no kind, or does not say of which tensor"),
         (("rules",), {"w": None}, "rule of tensor w: is not an object"),
@@ -282,6 +282,23 @@ def test_very_many_boxes_are_read_one_by_one() -> None:
         return time.process_time() - start
 
     assert seconds(30_000) < 40 * max(seconds(3_000), 0.01)
+
+
+def test_the_box_that_is_wrong_is_named() -> None:
+    broken = valid()
+    broken["shards"]["rank-1.safetensors"]["w"]["boxes"].append(["s", 0, 15, []])
+    with pytest.raises(DamagedError) as caught:
+        decoded(broken)
+    assert caught.value.what == "layout L: rank-1.safetensors: tensor w"
+    assert caught.value.facts == "box 1 of s ends at element 1 of 1, here at 16 of 15"
+
+
+@pytest.mark.parametrize(("limit", "value"), [("MAX_LAYOUT_BYTES", 100), ("_MAX_VALUES", 10)])
+def test_what_no_reader_takes_is_not_written(monkeypatch: pytest.MonkeyPatch, limit: str, value: int) -> None:
+    layout = decoded(valid())
+    monkeypatch.setattr(document, limit, value)
+    with pytest.raises(UnsupportedError, match=f"layout L: cannot be written: has more than (the )?{value} "):
+        encode_layout(layout)
 
 
 # Files

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dcr_cli import apply, diff, verify
+from dcr_cli import apply, check_layout, diff, verify
 from dcr_cli.checkpoint import checkpoint as checkpoints
 from dcr_cli.checkpoint.checkpoint import open_checkpoint
 from dcr_cli.cli import main
@@ -25,6 +25,8 @@ from dcr_cli.errors import (
     UnsupportedError,
     UsageError,
 )
+from dcr_cli.inspect import inspect
+from dcr_cli.layout.gather import Gatherer
 from dcr_cli.layout.opening import is_sharded, open_any
 from dcr_cli.layout.shards import open_shards
 from layouts import array_of, layout_bytes, layout_document, local
@@ -377,6 +379,29 @@ def test_shards_that_change_while_they_are_read_are_a_conflict(case: Case) -> No
             reader.check_unchanged()
 
 
+def test_replicas_that_are_written_meanwhile_are_a_conflict(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One was read before, and the other one after a step."""
+    shard = case.ranks / "rank-1.safetensors"
+    data, compare = shard.read_bytes(), Gatherer._compare
+
+    def write(self: Gatherer, *given: Any) -> None:
+        shard.write_bytes(data[:-200] + bytes(200))
+        compare(self, *given)
+
+    monkeypatch.setattr(Gatherer, "_compare", write)
+    for work in (
+        lambda: diff(case.base, case.ranks, layout=case.layout, jobs=1),
+        lambda: verify(case.ranks, against=case.base, layout=case.layout, jobs=1),
+        lambda: check_layout(case.layout, case.ranks, deep=True, jobs=1),
+    ):
+        shard.write_bytes(data)
+        with pytest.raises(ConflictError, match=r"rank-1\.safetensors: changed while reading"):
+            work()
+    monkeypatch.undo()
+    with pytest.raises(DamagedError, match="tensor norm"):
+        diff(case.base, case.ranks, layout=case.layout)
+
+
 def test_the_base_that_stands_for_the_files_must_not_change_either(case: Case) -> None:
     laid = open_any(case.ranks, layout=case.layout, like=open_checkpoint(case.base))
     (case.base / "config.json").write_bytes(b"[]")
@@ -449,6 +474,28 @@ def test_commands_refuse_by_name(
     found, result = run(capsys, "diff", case.base, case.ranks, "-o", case.folder / "delta", "--layout", case.layout)
     assert found == code and match in result["error"]["message"]
     assert not (case.folder / "delta").exists()
+
+
+@pytest.mark.parametrize("is_noted", [False, True])
+def test_inspect_says_what_shards_are_parts_of(case: Case, capsys: pytest.CaptureFixture[str], is_noted: bool) -> None:
+    given = ["--layout", str(case.layout)]
+    if is_noted:
+        given, note = [], case.ranks / ".dcr" / "layout.json"
+        note.parent.mkdir()
+        case.layout = case.layout.rename(note)
+    assert main(["inspect", str(case.ranks), *given, "--digest", "--tensors", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    dense = inspect(case.dense, digest=True, tensors=True)
+    assert found["laid"] == {"layout": f"layout {case.layout}", "local_tensors": 12} and dense.laid is None
+    assert [shard["tensors"] for shard in found["shards"]] == [5, 7]
+    assert (found["tensors"], found["elements"]) == (dense.tensors, dense.elements)
+    assert found["state"]["content"] == f"blake3:{dense.state.content.hex()}"  # type: ignore[union-attr]
+    assert [row["digest"] for row in found["rows"]] == [row.digest for row in dense.rows]
+    shards = {row["name"]: row["shard"] for row in found["rows"]}
+    assert shards["gate"] == "rank-0.safetensors, rank-1.safetensors"
+    assert (shards["step"], shards["none"]) == ("rank-1.safetensors", "")
+    assert main(["inspect", str(case.ranks), *given]) == 0
+    assert f"ranks      2 shards, 12 local tensors, by layout {case.layout}" in capsys.readouterr().out
 
 
 def test_the_tiny_pair_is_read_through_no_layout(tiny_pair: tuple[Path, Path]) -> None:

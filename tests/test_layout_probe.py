@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -152,6 +153,43 @@ def test_several_files(tmp_path: Path) -> None:
 def test_a_tensor_that_has_elements_twice(tmp_path: Path) -> None:
     twice = boxes_of(tmp_path, lambda given: np.concatenate([given["k"], given["k"]]))
     assert twice == [Placement("k", whole_box(32)), Placement("k", Box.make([(32, 1, 1)], 0, 32))]
+
+
+def bits_of(folder: str) -> Arrays:
+    """The tensors of a checkpoint's only shard, all of them unsigned integers of NumPy."""
+    data = (Path(folder) / "model.safetensors").read_bytes()
+    begin = 8 + int.from_bytes(data[:8], "little")
+    found = {}
+    for name, entry in json.loads(data[8:begin]).items():
+        first, end = (begin + offset for offset in entry["data_offsets"])
+        found[name] = np.frombuffer(data[first:end], f"<u{DTYPES[entry['dtype']].width}").reshape(entry["shape"])
+    return found
+
+
+@pytest.mark.parametrize("eight", ["F8_E4M3", "F8_E5M2", "F8_E8M0", "U8"])
+def test_bits_of_what_numpy_has_not(tmp_path: Path, eight: str) -> None:
+    tensors = {"wide": tensor_of("BF16", (30, 8)), "narrow": tensor_of(eight, (12, 8))}
+    base = open_checkpoint(write_checkpoint(tmp_path / "base", tensors))
+
+    def load(folder: str) -> Arrays:
+        given = bits_of(folder)
+        return {"right": given["wide"][:, 4:], "left": given["wide"][:, :4], "turned": given["narrow"].T}
+
+    found = probe(Loader("bits", load), base, scratch=tmp_path).shards[ONLY_FILE]
+    assert {name: str(tensor.form) for name, tensor in found.items()} == {
+        "right": "BF16 [30, 4]",
+        "left": "BF16 [30, 4]",
+        "turned": f"{eight} [8, 12]",
+    }
+    assert found["right"].placements == (Placement("wide", slice_box((30, 8), (0, 4), (30, 4))),)
+
+
+def test_bits_that_could_be_of_several_dtypes_are_themselves(tmp_path: Path) -> None:
+    tensors = {"w": tensor_of("F8_E4M3", (30, 8)), "scale": tensor_of("F8_E8M0", (4,)), "wide": tensor_of("BF16", (4,))}
+    base = open_checkpoint(write_checkpoint(tmp_path / "base", tensors | {"ids": tensor_of("U16", (4,))}))
+    for name, dtype in (("w", "U8"), ("wide", "U16")):
+        with pytest.raises(UnsupportedError, match=f"tensor {name} .* no element of it of {dtype}"):
+            probe(Loader("bits", lambda folder, name=name: {name: bits_of(folder)[name]}), base, scratch=tmp_path)  # type: ignore[misc]
 
 
 def test_tensors_of_pytorch(tmp_path: Path) -> None:

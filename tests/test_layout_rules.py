@@ -181,8 +181,8 @@ def test_rule_123_paths_are_safe() -> None:
 
 
 def test_rule_124_boxes() -> None:
-    refused_with(["w", 0, 0], *BOX, match="a box is not a list of tensor, canonical offset, local offset and axes")
-    refused_with("x", *BOX, 0, match="a box is of no tensor of the layout")
+    refused_with(["w", 0, 0], *BOX, match="box 0 is not a list of tensor, canonical offset, local offset and axes")
+    refused_with("x", *BOX, 0, match="box 0 is of x, which is no tensor of the layout")
     refused_with(-1, *BOX, 1, match="is not made of integers from 0 on")
     refused_with(2**62 + 1, *BOX, 2, match="is not made of integers from 0 on")
     refused_with([[2, 1]], *BOX, 3, match="is not made of integers from 0 on")
@@ -201,12 +201,12 @@ def test_rule_125_no_two_elements_of_a_box_are_one() -> None:
 
 
 def test_rule_126_boxes_end_within_both_tensors() -> None:
-    refused_with(25, *BOX, 1, match="a box of w ends at element 3073 of 3072, here at 1536 of 1536")
-    refused_with(1, *BOX, 2, match="a box of w ends at element 3048 of 3072, here at 1537 of 1536")
+    refused_with(25, *BOX, 1, match="box 0 of w ends at element 3073 of 3072, here at 1536 of 1536")
+    refused_with(1, *BOX, 2, match="box 0 of w ends at element 3048 of 3072, here at 1537 of 1536")
 
 
 def test_rule_127_dtypes_are_the_same() -> None:
-    refused_with("F16", *W, "dtype", match="is F16, but w is BF16")
+    refused_with("F16", *W, "dtype", match="box 0 of w is BF16, the local tensor F16")
 
 
 def test_rule_128_what_is_skipped_is_in_no_box() -> None:
@@ -313,7 +313,7 @@ def test_rule_133_shards_say_where_they_begin(parts: Parts, info: str) -> None:
     parts.metadata[1]["DCP_SHARDING_INFO"] = info
     parts.refused("DCP_SHARDING_INFO|saved_offsets")
     del parts.metadata[1]["DCP_SHARDING_INFO"]
-    parts.refused("has no DCP_SHARDING_INFO, which the other shards have")
+    parts.refused("it has no DCP_SHARDING_INFO, which others have")
 
 
 def test_rule_134_parts_end_within_the_whole(parts: Parts) -> None:

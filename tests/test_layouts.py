@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +11,8 @@ from safetensors.numpy import save_file
 
 from dcr_cli import check_layout, compose_layouts, show_layout
 from dcr_cli.errors import ConflictError, DamagedError, UnsupportedError, UsageError
-from dcr_cli.layout import composition
-from dcr_cli.layout.box import Box, Patience, slice_box, whole_box
+from dcr_cli.layout import box
+from dcr_cli.layout.box import Box, slice_box, whole_box
 from dcr_cli.layout.composition import compose_layouts as compose
 from dcr_cli.layout.coverage import coordinate
 from dcr_cli.layout.document import decode_layout, encode_layout
@@ -113,7 +112,7 @@ def test_elements_of_packed_dtypes_are_named_by_their_first() -> None:
 def test_check_names_the_element_that_two_local_places_want(tmp_path: Path) -> None:
     both = LocalTensor(Form("U16", (4, 6)), (*rows(0).placements, *rows(1).placements))
     layout = Layout("both", FORMS, {"a.safetensors": {"w": both, "norm": whole("norm")}})
-    with pytest.raises(DamagedError, match=r"w of a.safetensors: element \[0, 0\] is in two boxes"):
+    with pytest.raises(DamagedError, match=r"w of a.safetensors: element \[0, 0\] is in box 0 of w and in box 1 of w"):
         check_layout(write(tmp_path / "l.json", layout))
 
 
@@ -204,7 +203,8 @@ def test_layouts_that_take_too_long_to_compose_are_refused(monkeypatch: pytest.M
     local = LocalTensor(Form("U16", (4, 6)), (Placement("rank-1.safetensors:w", whole_box(24)),))
     second = Layout("second", forms, {"x.safetensors": {"y": local}})
     compose(two_ranks(), second)
-    monkeypatch.setattr(composition, "Patience", partial(Patience, 0))
+    for limit in ("_MOST_STEPS", "_STEPS_OF_BOX"):
+        monkeypatch.setattr(box, limit, 0)
     with pytest.raises(DamagedError, match="second: does not follow two ranks: boxes have strides"):
         compose(two_ranks(), second)
 

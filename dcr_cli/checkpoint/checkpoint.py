@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -146,6 +147,18 @@ class Reader(Files):
         """Raise ConflictError if a file of the checkpoint was changed, added or removed since it was opened."""
         now = scan(self.root, skip=self._checkpoint.skipped)
         check_same(self.root, self._checkpoint.identities, now)
+
+
+@contextmanager
+def unless_changed(*readers: Reader) -> Iterator[None]:
+    """Raise ConflictError instead of what is raised within, if a file of one of the readers was changed: what is read
+    twice, or from two places, may then be no more what it was, and look damaged."""
+    try:
+        yield
+    except (ValueError, DamagedError):
+        for reader in readers:
+            reader.check_unchanged()
+        raise
 
 
 def open_checkpoint(

@@ -51,7 +51,11 @@ def check(
     ] = None,
     base: Annotated[
         str | None,
-        typer.Option("--base", metavar="CHECKPOINT", help="The tensors have to be those of this checkpoint."),
+        typer.Option(
+            "--base",
+            metavar="CHECKPOINT",
+            help="Its tensors have to be those of the layout, and no shard in another's place.",
+        ),
     ] = None,
     deep: Annotated[
         bool,
@@ -91,7 +95,11 @@ def compose(
     output: Output = None,
     tensors: Tensors = False,
 ) -> int:
-    """Compose two layouts into the one that leads where FIRST and then SECOND lead."""
+    """Compose two layouts into the one that leads where FIRST and then SECOND lead.
+
+    Such as: dcr layout compose engine.json ranks-of-engine.json -o ranks.json, where the tensors that engine.json makes
+    of the checkpoint's are those that ranks-of-engine.json divides between ranks.
+    """
     from dcr_cli.layouts import compose_layouts
     from dcr_cli.report import layouts
 
@@ -129,7 +137,7 @@ def megatron(
         typer.Option(
             "--stored",
             metavar="[PATTERN=]DTYPE",
-            help="The dtype of shards, as F32 of masters; may be repeated.",
+            help="The dtype of shards, such as F32, if they hold masters, or '*norm*=BF16'; may be repeated.",
         ),
     ] = None,
     skip_tensor: Annotated[
@@ -240,7 +248,8 @@ def probe(
 ) -> int:
     """Derive the layout of a loader, by having it load checkpoints whose values say where they come from.
 
-    It returns tensors by name, or by file and name, of NumPy or PyTorch; BF16 and F8 have to be PyTorch's.
+    It returns tensors by name, or by file and name, of NumPy or PyTorch. BF16 may be NumPy's uint16, and a dtype of
+    F8 its uint8, with the same bits, if BASE has no other dtype that these could be.
     """
     from dcr_cli.families import probe_layout
     from dcr_cli.report import layouts

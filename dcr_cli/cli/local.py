@@ -257,6 +257,8 @@ def inspect(
     digest: Annotated[bool, typer.Option("--digest", help="Read every byte and compute both digests.")] = False,
     tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor.")] = False,
     skip: Skip = None,
+    layout: Layout = None,
+    function: Function = None,
 ) -> int:
     """Say what a checkpoint holds: shards, tensors, dtypes, sidecars, and with --digest its state."""
     from dcr_cli.inspect import inspect as run
@@ -269,6 +271,8 @@ def inspect(
             tensors=tensors,
             jobs=session.jobs,
             skip=skip or (),
+            layout=path_of(layout, "--layout") if layout is not None else None,
+            functions=function or (),
             progress=progress,
         )
     session.note_idle(skip, checkpoint)

@@ -67,7 +67,11 @@ Skip = Annotated[
 ]
 Function = Annotated[
     list[str] | None,
-    typer.Option("--function", metavar="MODULE:FUNCTION", help="A function that the layout may call; may be repeated."),
+    typer.Option(
+        "--function",
+        metavar="MODULE:FUNCTION",
+        help="A function that the layout may call, such as recipes.fp8:quantize; may be repeated.",
+    ),
 ]
 StorageOption = Annotated[
     list[str] | None,

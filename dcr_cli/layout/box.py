@@ -17,9 +17,11 @@ import dcr_kernels as kernels
 Indices = NDArray[np.int64]
 # More axes than any tensor of a model has.
 MAX_AXES = 32
-# Boxes of one layout are compared in no more steps than this: those whose strides divide each other take few, others
-# may take one for each element.
-_MOST_STEPS = 1 << 20
+# Boxes of one layout are compared in no more steps than this, and so many more for each of them: those whose strides
+# divide each other take few, others may take one for each element. So a short document takes no longer than a second
+# or two.
+_MOST_STEPS = 1 << 17
+_STEPS_OF_BOX = 16
 
 
 class Axis(NamedTuple):
@@ -270,14 +272,14 @@ class Meeting(NamedTuple):
 
 
 class Patience:
-    """How many steps comparing some boxes may still take."""
+    """How many steps comparing so many boxes may still take."""
 
-    def __init__(self, steps: int = _MOST_STEPS) -> None:
-        self._left = steps
+    def __init__(self, boxes: int = 0) -> None:
+        self._left = _MOST_STEPS + _STEPS_OF_BOX * boxes
 
-    def spend(self) -> None:
-        """Take a step; ValueError if there is none left."""
-        self._left -= 1
+    def spend(self, steps: int = 1) -> None:
+        """Take some steps; ValueError if there are not so many left."""
+        self._left -= steps
         if self._left < 0:
             raise ValueError("boxes have strides that do not divide each other, and take too long to compare")
 

@@ -22,7 +22,7 @@ def compose_layouts(first: Layout, second: Layout) -> Layout:
         raise UnsupportedError(second.what, facts, hint="give the layout with rules first")
     between = _tensors_between(first)
     _check_forms(first, second, between)
-    patience = Patience()
+    patience = Patience(first.boxes + second.boxes)
     try:
         shards = {
             path: {name: _compose_local(tensor, between, patience) for name, tensor in tensors.items()}

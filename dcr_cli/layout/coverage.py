@@ -20,6 +20,8 @@ from dcr_cli.layout.layout import Form, Layout, Placed
 
 # A gap is looked for in so many elements at a time.
 _AT_ONCE = 1 << 22
+# That takes as long as so many steps of comparing boxes, and as one for each box.
+_STEPS_AT_ONCE = 256
 # Boxes that lie in one another in no order are compared two by two, in no more pairs than this.
 _MOST_PAIRS = 1 << 19
 _TANGLED = "too many of its boxes lie in one another in no order"
@@ -61,9 +63,13 @@ def find_owners(elements: int, boxes: Sequence[Box], patience: Patience | None =
             raise ValueError(f"a box ends at element {box.canonical_end} of {elements}")
         distinct.setdefault(box.footprint, number)
     marked = [_Marked(number, box) for box, number in distinct.items()]
-    owners = sorted(_owners_of(marked, patience or Patience()), key=lambda owner: owner.number)
+    patience = patience or Patience(len(boxes))
+    owners = sorted(_owners_of(marked, patience), key=lambda owner: owner.number)
     if sum(owner.box.elements for owner in owners) < elements:
-        gap = _first_gap(0, elements, owners)
+        try:
+            gap = _first_gap(0, elements, owners, patience)
+        except ValueError as error:
+            raise ValueError("some of its elements, far from the first one, are in no box") from error
         assert gap is not None
         raise GapError(gap)
     numbers = tuple(owner.number for owner in owners)
@@ -143,8 +149,9 @@ def _one_step(group: Sequence[_Marked]) -> list[_Marked]:
     return [_Marked(number, Box(box.axes[1:], box.canonical, box.local)) for number, box in group]
 
 
-def _first_gap(begin: int, end: int, owners: Sequence[_Marked]) -> int | None:
-    """The first element from `begin` to `end` that is in none of some boxes, of which no two share any."""
+def _first_gap(begin: int, end: int, owners: Sequence[_Marked], patience: Patience) -> int | None:
+    """The first element from `begin` to `end` that is in none of some boxes, of which no two share any. ValueError when
+    `patience` has come to its end."""
     for group in _groups(owners):
         if begin < group[0].box.canonical:
             return begin
@@ -152,15 +159,16 @@ def _first_gap(begin: int, end: int, owners: Sequence[_Marked]) -> int | None:
         if sum(each.box.elements for each in group) < stop - begin:
             step = _common_step(group)
             if step is None:
-                return _first_unpainted(begin, stop, group)
-            return _first_gap(begin, begin + step.canonical, _one_step(group))
+                return _first_unpainted(begin, stop, group, patience)
+            return _first_gap(begin, begin + step.canonical, _one_step(group), patience)
         begin = stop
     return begin if begin < end else None
 
 
-def _first_unpainted(begin: int, end: int, group: Sequence[_Marked]) -> int | None:
+def _first_unpainted(begin: int, end: int, group: Sequence[_Marked], patience: Patience) -> int | None:
     """As _first_gap, element by element."""
     for first in range(begin, end, _AT_ONCE):
+        patience.spend(_STEPS_AT_ONCE + len(group))
         is_covered = np.zeros(min(_AT_ONCE, end - first), np.bool_)
         for _, box in group:
             for part in box.rectangles(box.rank(first), box.rank(first + len(is_covered))):
@@ -176,7 +184,7 @@ class Coverage:
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
         self._known: dict[Geometry, Owners] = {}
-        self._patience = Patience()
+        self._patience = Patience(layout.boxes)
 
     def owners_of(self, name: str, form: Form, placed: Sequence[Placed]) -> Owners:
         """As find_owners. DamagedError, with the coordinate, if not every element is owned exactly once."""
@@ -221,23 +229,35 @@ def check_locals(layout: Layout) -> None:
     hold both; or where very many of these lie in one another in no order."""
     tied = tied_tensors(layout)
     known: set[tuple[Box, ...]] = set()
-    patience = Patience()
+    patience = Patience(layout.boxes)
     for path, tensors in layout.shards.items():
         for name, tensor in tensors.items():
-            boxes = tuple(placement.box for placement in tensor.placements if placement.tensor not in tied)
+            places = {number: place for number, place in enumerate(tensor.placements) if place.tensor not in tied}
+            boxes = tuple(place.box for place in places.values())
             if len(boxes) < 2 or boxes in known:
                 continue
             what = f"{layout.what}: {shown(name)} of {shown(path)}"
+            marked = [_Marked(number, place.box.inverse()) for number, place in places.items()]
             try:
-                element = _first_shared([_Marked(number, box.inverse()) for number, box in enumerate(boxes)], patience)
+                found = _first_shared(marked, patience)
             except ValueError as error:
                 raise DamagedError(what, str(error)) from error
-            if element is not None:
-                raise DamagedError(what, f"element {coordinate(element, tensor.form)} is in two boxes")
+            if found is not None:
+                one, other = (f"box {number} of {shown(places[number].tensor)}" for number in (found.one, found.other))
+                facts = f"element {coordinate(found.element, tensor.form)} is in {one} and in {other}"
+                raise DamagedError(what, facts)
             known.add(boxes)
 
 
-def _first_shared(boxes: Sequence[_Marked], patience: Patience) -> int | None:
+class _Shared(NamedTuple):
+    """An element that two boxes have, and their numbers."""
+
+    element: int
+    one: int
+    other: int
+
+
+def _first_shared(boxes: Sequence[_Marked], patience: Patience) -> _Shared | None:
     """An element of the canonical tensor that is in two of some boxes."""
     for group in _groups(boxes):
         step = _common_step(group)
@@ -249,19 +269,19 @@ def _first_shared(boxes: Sequence[_Marked], patience: Patience) -> int | None:
     return None
 
 
-def _first_met(group: Sequence[_Marked], patience: Patience) -> int | None:
+def _first_met(group: Sequence[_Marked], patience: Patience) -> _Shared | None:
     """As _first_shared, of boxes in order, each compared with those before it that have not ended."""
-    open_boxes: list[Box] = []
+    open_boxes: list[_Marked] = []
     pairs = 0
-    for _, box in group:
-        open_boxes = [other for other in open_boxes if other.canonical_end > box.canonical]
+    for each in group:
+        open_boxes = [other for other in open_boxes if other.box.canonical_end > each.box.canonical]
         pairs += len(open_boxes)
         if pairs > _MOST_PAIRS:
             raise ValueError(_TANGLED)
         for other in open_boxes:
-            for meeting in meetings(other, box, patience):
-                return meeting.canonical
-        open_boxes.append(box)
+            for meeting in meetings(other.box, each.box, patience):
+                return _Shared(meeting.canonical, *sorted((other.number, each.number)))
+        open_boxes.append(each)
     return None
 
 

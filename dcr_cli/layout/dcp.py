@@ -13,7 +13,7 @@ from typing import Any
 from dcr_cli.checkpoint.checkpoint import Shard
 from dcr_cli.checkpoint.header import DTYPES, TensorEntry
 from dcr_cli.checkpoint.json_text import strict_json
-from dcr_cli.checkpoint.names import shown
+from dcr_cli.checkpoint.names import listed, shown
 from dcr_cli.errors import DamagedError, UnsupportedError
 from dcr_cli.layout.box import slice_box, whole_box
 from dcr_cli.layout.layout import Form, Layout, LocalTensor, Placement
@@ -39,7 +39,8 @@ def dcp_layout(shards: RankShards, forms: Mapping[str, Form] | None) -> Layout:
 def _offsets(what: str, shard: Shard) -> dict[str, tuple[int, ...]]:
     text = shard.header.metadata.get(SHARDING_INFO)
     if text is None:
-        raise DamagedError(what, f"has no {SHARDING_INFO}, which the other shards have")
+        facts = f"does not say what it is part of: it has no {SHARDING_INFO}, which others have"
+        raise DamagedError(what, facts, hint="such shards need --layout; if it is none of these, --skip leaves it out")
     info = strict_json(text.encode(), f"{what}: {SHARDING_INFO}")
     if type(info) is not dict:
         raise DamagedError(what, f"{SHARDING_INFO} is not an object of tensors")
@@ -98,11 +99,15 @@ def _local_tensors(
 
 
 def _hint(shards: RankShards) -> str:
-    """Which shards there are, and which seem to be missing."""
-    numbers = {int(match[1]) for path in shards.shards if (match := _SHARD_NAME.fullmatch(path.rpartition("/")[2]))}
+    """Which shards there are: how many there should be, nothing says."""
+    names = (path.rpartition("/")[2] for path in shards.shards)
+    numbers = {int(match[1]) for name in names if (match := _SHARD_NAME.fullmatch(name))}
     if not numbers:
         return "is the shard of a rank missing?"
-    missing = sorted(set(range(1, max(numbers))) - numbers)
-    if missing:
-        return f"is shard-{missing[0]:05d}-model-* missing?"
-    return f"is a shard after shard-{max(numbers):05d}-model-* missing?"
+    begins = [number for number in sorted(numbers) if number - 1 not in numbers]
+    ends = [number for number in sorted(numbers) if number + 1 not in numbers]
+    rows = [
+        f"shard-{begin:05d}" if begin == end else f"shard-{begin:05d} to shard-{end:05d}"
+        for begin, end in zip(begins, ends, strict=True)
+    ]
+    return f"there are {listed(rows)}: is another one missing?"

@@ -50,13 +50,12 @@ def read_layout(path: str | os.PathLike[str], functions: Sequence[str] = ()) -> 
         raise NotFoundError(what, "no such file", hint="dcr layout --help says how to make one") from error
     except OSError as error:
         raise LocalError(what, f"cannot be read: {error.strerror}", hint=hint_of(error)) from error
-    if len(data) > MAX_LAYOUT_BYTES:
-        raise DamagedError(what, f"has more than the {MAX_LAYOUT_BYTES} bytes that a layout may have")
     return replace(decode_layout(data, what), functions=frozenset(functions))
 
 
 def encode_layout(layout: Layout) -> bytes:
-    """The JSON of a layout, a line for each tensor, so that two of them can be compared line by line."""
+    """The JSON of a layout, a line for each tensor, so that two of them can be compared line by line. UnsupportedError
+    if it would be more than a reader takes."""
     requires = [RULES] if layout.rules else []
     lines = ["{", f'"format": {_text(FORMAT)}, "requires": {_text(requires)},']
     lines += ['"tensors": {', *_lines({name: _form(form) for name, form in layout.tensors.items()}), "},"]
@@ -70,7 +69,20 @@ def encode_layout(layout: Layout) -> bytes:
     for number, (path, tensors) in enumerate(layout.shards.items(), 1):
         lines += [f"{_text(path)}: {{", *_lines({name: _local(tensor) for name, tensor in tensors.items()})]
         lines.append("}" if number == len(layout.shards) else "},")
-    return "\n".join([*lines, "}", "}", ""]).encode()
+    data = "\n".join([*lines, "}", "}", ""]).encode()
+    if (fault := _limit_fault(data)) is not None:
+        hint = "boxes with more axes, or layouts of some of the shards, are smaller"
+        raise UnsupportedError(layout.what, f"cannot be written: {fault}", hint=hint)
+    return data
+
+
+def _limit_fault(data: bytes) -> str | None:
+    """Say which limit of documents is exceeded, if one is."""
+    if len(data) > MAX_LAYOUT_BYTES:
+        return f"has more than the {MAX_LAYOUT_BYTES} bytes that a layout may have"
+    if sum(map(data.count, _OPENING)) > _MAX_VALUES:
+        return f"has more than {_MAX_VALUES} values"
+    return None
 
 
 def _text(value: object) -> str:
@@ -101,8 +113,8 @@ def _local(tensor: LocalTensor) -> dict[str, object]:
 
 def decode_layout(data: bytes, what: str) -> Layout:
     """Read a layout; DamagedError if it is malformed, UnsupportedError if it needs what is not known here."""
-    if sum(map(data.count, _OPENING)) > _MAX_VALUES:
-        raise DamagedError(what, f"has more than {_MAX_VALUES} values")
+    if (fault := _limit_fault(data)) is not None:
+        raise DamagedError(what, fault)
     document = strict_json(data, what)
     if type(document) is not dict or document.get("format") != FORMAT:
         found = document.get("format") if type(document) is dict else None
@@ -206,32 +218,38 @@ def _decode_local(member: Any, forms: Mapping[str, Form], what: str, name: str) 
     boxes = member.get("boxes")
     if type(boxes) is not list:
         raise DamagedError(at, "has no list of boxes")
-    return LocalTensor(form, tuple(_decode_box(box, form, forms, at) for box in boxes), fill)
+    placements = []
+    for number, box in enumerate(boxes):
+        try:
+            placements.append(_decode_box(box, form, forms))
+        except ValueError as error:
+            raise DamagedError(at, f"box {number} {error}") from error
+    return LocalTensor(form, tuple(placements), fill)
 
 
-def _decode_box(member: Any, local: Form, forms: Mapping[str, Form], what: str) -> Placement:
+def _decode_box(member: Any, local: Form, forms: Mapping[str, Form]) -> Placement:
+    """Read a box; ValueError says what is wrong with it."""
     if type(member) is not list or len(member) != 4:
-        raise DamagedError(what, "a box is not a list of tensor, canonical offset, local offset and axes")
+        raise ValueError("is not a list of tensor, canonical offset, local offset and axes")
     name, canonical, offset, axes = member
     form = forms.get(name) if type(name) is str else None
     if form is None:
-        raise DamagedError(what, "a box is of no tensor of the layout")
+        known = f"{shown(name)}, which is" if type(name) is str else "what is"
+        raise ValueError(f"is of {known} no tensor of the layout")
     are_axes = type(axes) is list and all(
         type(axis) is list and len(axis) == 3 and all(map(_is_count, axis)) for axis in axes
     )
     if not (_is_count(canonical) and _is_count(offset) and are_axes):
-        raise DamagedError(what, f"a box of {shown(name)} is not made of integers from 0 on")
+        raise ValueError(f"of {shown(name)} is not made of integers from 0 on")
     try:
         box = Box.make([(count, stride, step) for count, stride, step in axes], canonical, offset)
     except ValueError as error:
-        raise DamagedError(what, f"a box of {shown(name)} is none: {error}") from error
+        raise ValueError(f"of {shown(name)} is none: {error}") from error
     if box.canonical_end > form.elements or box.local_end > local.elements:
-        facts = (
-            f"a box of {shown(name)} ends at element {box.canonical_end} of {form.elements}, here at {box.local_end}"
-        )
-        raise DamagedError(what, f"{facts} of {local.elements}")
+        facts = f"of {shown(name)} ends at element {box.canonical_end} of {form.elements}, here at {box.local_end}"
+        raise ValueError(f"{facts} of {local.elements}")
     if DTYPES[form.dtype] != DTYPES[local.dtype]:
-        raise DamagedError(what, f"is {local.dtype}, but {shown(name)} is {form.dtype}")
+        raise ValueError(f"of {shown(name)} is {form.dtype}, the local tensor {local.dtype}")
     return Placement(name, box)
 
 

@@ -77,6 +77,11 @@ class Layout:
     hint: str = "is the shard of a rank missing?"
     functions: frozenset[str] = frozenset()
 
+    @property
+    def boxes(self) -> int:
+        """How many boxes all local tensors have."""
+        return sum(len(tensor.placements) for tensors in self.shards.values() for tensor in tensors.values())
+
     def forms(self) -> dict[str, Form]:
         """The tensors that boxes lead to: the canonical ones, but for those that a rule makes of others."""
         plain = {name: form for name, form in self.tensors.items() if name not in self.rules}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,22 +44,30 @@ _DTYPES = {
     "float8_e5m2fnuz": "F8_E5M2FNUZ",
     "float4_e2m1fn_x2": "F4",
 }
+# The unsigned integers as which NumPy has the bits of dtypes that it does not know.
+_BITS = {
+    "U16": ("BF16",),
+    "U8": ("F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"),
+}
 
 
 class Loader(NamedTuple):
     """A function that is given the path of a checkpoint, and what it is called in messages.
 
-    It returns the tensors of the only file by name, of NumPy or PyTorch; or, by path, those of several files.
+    It returns the tensors of the only file by name, of NumPy or PyTorch; or, by path, those of several files. Unsigned
+    integers of NumPy may be the bits of a dtype that it has not.
     """
 
     name: str
     function: Callable[[str], Mapping[str, Any]]
 
-    def load(self, checkpoint: str) -> Iterator[tuple[str, str, LoadedTensor]]:
-        """Load a checkpoint: the path of the file, the name and the bits of each tensor, one at a time.
+    def load(self, checkpoint: str, dtypes: Collection[str] = ()) -> Iterator[tuple[str, str, LoadedTensor]]:
+        """Load a checkpoint, whose tensors have `dtypes`: the path of the file, the name and the bits of each tensor,
+        one at a time.
 
         UnsupportedError if the function fails, or returns anything else than it should.
         """
+        meant = _meant_by(dtypes)
         try:
             returned = self.function(checkpoint)
         except DcrError:
@@ -73,14 +81,14 @@ class Loader(NamedTuple):
         for path, tensors in (returned if are_files else {ONLY_FILE: returned}).items():
             safe_path(str(path), self.what)
             for name, value in tensors.items():
-                yield str(path), str(name), self._read(str(name), value)
+                yield str(path), str(name), self._read(str(name), value, meant)
 
     @property
     def what(self) -> str:
         return f"loader {self.name}"
 
-    def _read(self, name: str, value: Any) -> LoadedTensor:
-        tensor = _read_numpy(value) if isinstance(value, np.ndarray | np.generic) else _read_torch(value)
+    def _read(self, name: str, value: Any, meant: Mapping[str, str]) -> LoadedTensor:
+        tensor = _read_numpy(value, meant) if isinstance(value, np.ndarray | np.generic) else _read_torch(value)
         if tensor is None:
             facts = f"tensor {shown(name)} is {_kind(value)}, not a tensor of a dtype of safetensors"
             raise UnsupportedError(self.what, facts)
@@ -117,10 +125,22 @@ def find_loader(name: str) -> Loader:
     return Loader(name, found)
 
 
-def _read_numpy(value: Any) -> LoadedTensor | None:
+def _meant_by(dtypes: Collection[str]) -> dict[str, str]:
+    """Which dtypes NumPy's unsigned integers stand for: that one of `dtypes` that NumPy has not, if no other one has
+    its width, the integers themselves included."""
+    found = {}
+    for integers, others in _BITS.items():
+        there = [dtype for dtype in (integers, *others) if dtype in dtypes]
+        if len(there) == 1:
+            found[integers] = there[0]
+    return found
+
+
+def _read_numpy(value: Any, meant: Mapping[str, str]) -> LoadedTensor | None:
     dtype = _DTYPES.get(value.dtype.name)
     if dtype is None:
         return None
+    dtype = meant.get(dtype, dtype)
     data = np.ascontiguousarray(value)
     if data.dtype.byteorder == ">" or (data.dtype.byteorder == "=" and sys.byteorder == "big"):
         data = data.astype(data.dtype.newbyteorder("<"))

@@ -140,6 +140,6 @@ def layout_of(root: str | os.PathLike[str], *, like: Checkpoint | None, skip: Se
         return read_layout(note)
     shards = open_shards(root, skip=skip)
     if not any(SHARDING_INFO in shard.header.metadata for shard in shards.shards.values()):
-        hint = "name the file of a layout; dcr layout --help says how to make one"
+        hint = "give the file of one, as LAYOUT here and as --layout elsewhere; dcr layout --help says how to make it"
         raise NotFoundError(f"layout of {root}", "its shards do not say what they are parts of", hint=hint)
     return dcp_layout(shards, forms_of(like) if like is not None else None)

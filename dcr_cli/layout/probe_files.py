@@ -80,7 +80,8 @@ class ProbeFolder:
         self._readings.append(file)
         kept: dict[str, dict[str, Kept]] = {}
         end = 0
-        for path, tensor_name, tensor in loader.load(str(self._folder.path / name)):
+        dtypes = {tensor.dtype.name for tensor in base.tensors}
+        for path, tensor_name, tensor in loader.load(str(self._folder.path / name), dtypes):
             kept.setdefault(path, {})[tensor_name] = Kept(tensor.form, end)
             file.write_at(end, tensor.data)
             end += len(tensor.data)

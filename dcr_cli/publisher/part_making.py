@@ -5,13 +5,13 @@ Which share is whose is shares.py's matter; what the parts make together, mergin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Protocol
 
-from dcr_cli.checkpoint.checkpoint import Checkpoint, FileDigest, Reader, Tensor
+from dcr_cli.checkpoint.checkpoint import Checkpoint, FileDigest, Reader, Tensor, unless_changed
 from dcr_cli.checkpoint.digest import TensorDigest, add, digest_bytes, no_digest, object_digest
 from dcr_cli.content import Workers
 from dcr_cli.delta.choice import Allowed
@@ -43,8 +43,6 @@ from dcr_cli.remote.part import (
     part_table_key,
 )
 from dcr_cli.store.store import Store
-
-Result = TypeVar("Result")
 
 # A rank keeps no copy of what it sends: so many payloads at a time are in memory.
 _UPLOADS = 2
@@ -92,7 +90,8 @@ class PartMaking:
             if isinstance(target, LaidCheckpoint):
                 scanner = PieceScanner((base, target), readers, share, allowed)
             comparing = _Comparing(scanner, workers, writer, allowed, self._effort.jobs)
-            rows = _unless_changed(readers, partial(comparing.compare, share))
+            with unless_changed(*readers):
+                rows = comparing.compare(share)
             file_runs = _write_files(writer, base, target, readers) if self._rank == 0 else ()
             payloads = writer.finish()
             uploads.finish()
@@ -114,16 +113,6 @@ class PartMaking:
     def _emit(self, uploads: Uploads, name: str, data: bytes) -> None:
         self.sent_bytes += len(data)
         uploads.submit(lambda: self._store.put(f"{VERSIONS}{self._attempt.place}/{name}", data))
-
-
-def _unless_changed(readers: tuple[Reader, Reader], work: Callable[[], Result]) -> Result:
-    """What `work` returns. A block that is read twice, and is another then, may not be coded: ConflictError says so."""
-    try:
-        return work()
-    except ValueError:
-        for reader in readers:
-            reader.check_unchanged()
-        raise
 
 
 class _Scans(Protocol):

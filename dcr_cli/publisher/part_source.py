@@ -15,6 +15,7 @@ from dcr_cli.checkpoint.digest import object_digest
 from dcr_cli.checkpoint.in_progress import LAYOUT_NOTE
 from dcr_cli.checkpoint.names import listed
 from dcr_cli.errors import DamagedError, UsageError
+from dcr_cli.layout.exchanged import check_places
 from dcr_cli.layout.laid import lay_part
 from dcr_cli.layout.layout import Layout
 from dcr_cli.layout.opening import Given, layout_given, look_at
@@ -81,7 +82,9 @@ class PartSource:
         layout = self.given.layout_like(base)
         own = shards_of(layout, self._rank.number, self._rank.count)
         self._check_own(shards, layout, own)
-        return lay_part(shards, layout, base, own), cut_by_layout(base, layout, self._rank.count)
+        part = lay_part(shards, layout, base, own)
+        check_places(part, base, own)
+        return part, cut_by_layout(base, layout, self._rank.count)
 
     def base_like(self, given: Given, version: Checkpoint) -> Checkpoint:
         """What a rank was given to start from, as a checkpoint at a version: of shards of ranks those that are there,

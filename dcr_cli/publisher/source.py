@@ -10,6 +10,7 @@ from dcr_cli.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from dcr_cli.checkpoint.digest import State
 from dcr_cli.content import Workers, read_state
 from dcr_cli.errors import UnsupportedError
+from dcr_cli.layout.exchanged import check_places
 from dcr_cli.layout.opening import Given
 from dcr_cli.publisher.baseline import Baseline
 from dcr_cli.receiver.install.gather import Effort
@@ -47,9 +48,11 @@ class Source:
         return sum(identity.size for identity in self._given.identities.values())
 
     def see_like(self, base: Checkpoint) -> Checkpoint:
-        """The checkpoint that it is, to be compared with `base`. DamagedError if shards of ranks do not make up one."""
+        """The checkpoint that it is, to be compared with `base`. DamagedError if shards of ranks do not make up one, or
+        one holds what belongs to another."""
         if self.is_sharded:
             self._seen = self._given.like(base)
+            check_places(self._seen, base)
         return self.checkpoint
 
     def check_files(self, remote: str) -> None:

@@ -306,6 +306,9 @@ def inspect_lines(result: InspectResult) -> Iterator[Line]:
         (row.dtype, f"{amount(row.tensors, 'tensor')}, {amount(row.elements, 'element')}, {size(row.bytes)}")
         for row in result.dtypes
     ]
+    if result.laid is not None:
+        told = amount(result.laid.local_tensors, "local tensor")
+        rows.append(("ranks", f"{amount(len(result.shards), 'shard')}, {told}, by {names([result.laid.layout])}"))
     if result.state is not None:
         rows.append(("state", state(result.state)))
     if result.skipped:
