@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
 
 from dcr_cli.layout.residual.floats import to_e4m3
-from dcr_cli.layout.residual.quantize import FORMULAS, Recipe, largest_of, scale_bits, scales_of, weights_of
+from dcr_cli.layout.residual.quantize import FORMULAS, Largest, Recipe, scale_bits, scales_of, weights_of
 
 SHAPES = [(1, 1), (128, 128), (130, 257), (300, 100), (5, 1000)]
 BLOCKS = [(128, 128), (1, 128), (64, 32)]
@@ -48,12 +50,25 @@ def plainly(values: NDArray[np.float32], recipe: Recipe) -> tuple[NDArray[np.uin
     return weights, scales
 
 
+def largest_of(bits: NDArray[Any], recipe: Recipe) -> NDArray[np.float32]:
+    """`a` of all blocks of a matrix, some rows of which are seen after others that come after them."""
+    rows, columns = bits.shape
+    found = Largest(-(-rows // recipe.block[0]), columns, recipe)
+    half = rows // 3
+    found.see(bits[half:], half)
+    found.see(bits[:half], 0)
+    return found.result()
+
+
 def check(values: NDArray[np.float32], recipe: Recipe) -> None:
     bits = values.view(np.uint32)
     largest = largest_of(bits, recipe)
     weights, scales = plainly(values, recipe)
     assert np.array_equal(scales_of(largest, recipe).view(np.uint32), scales.view(np.uint32))
     assert np.array_equal(weights_of(bits, largest, recipe), weights)
+    for first in (1, len(bits) // 2):
+        block, below = divmod(first, recipe.block[0])
+        assert np.array_equal(weights_of(bits[first:], largest[block:], recipe, below), weights[first:])
 
 
 @pytest.mark.parametrize("shape", SHAPES)

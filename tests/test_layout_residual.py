@@ -201,12 +201,12 @@ def read(found: LaidCheckpoint, name: str, *, step_elements: int = 1 << 30) -> b
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("step_elements", [777, 1 << 30])
-@pytest.mark.parametrize(("height", "width"), [(64, 64), (1, 40)])
+@pytest.mark.parametrize(("height", "width"), [(64, 64), (1, 40), (97, 40), (512, 256)])
 def test_any_range_is_what_the_whole_is(
     tmp_path: Path, way: str, step_elements: int, height: int, width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dcr_cli.layout.residual.sources._PANEL_BYTES", 1 << 15)
-    monkeypatch.setattr("dcr_cli.layout.residual.sources._ACROSS_PANEL_BYTES", 1 << 15)
+    monkeypatch.setattr("dcr_cli.layout.gather._PANEL_BYTES", 1 << 15)
     held = weights((140, 150), 4)
     scales = (-(-140 // height), -(-150 // width))
     rules = {

@@ -184,7 +184,7 @@ class Gatherer:
         """The tensor's elements from number `first` on, until this thread asks for the next ones."""
         width = DTYPES[sources.form.dtype].width
         out: Elements = self._stored.of(count * width).view(f"<u{width}")
-        self.read(sources, first, out)
+        sources.read(self, first, out)
         return out
 
     def _copy(self, held: Held, first: int, out: Elements) -> None:

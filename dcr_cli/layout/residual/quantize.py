@@ -65,23 +65,30 @@ def values_of(bits: Elements, stored: str, through: str | None) -> Floats:
     return to_float32(bits, stored)
 
 
-def largest_of(bits: Elements, recipe: Recipe) -> Floats:
-    """`a` of every block of a matrix that begins and, but for the last of a tensor, ends with a block."""
-    rows, columns = bits.shape
-    height, width = recipe.block
-    starts = np.arange(0, columns, width)
-    found = np.zeros((-(-rows // height), len(starts)), np.uint32)
-    for strip in _strips(rows, columns, height):
+class Largest:
+    """Finds `a` of every block of some rows of blocks, whose rows are seen in any order."""
+
+    def __init__(self, rows_of_blocks: int, columns: int, recipe: Recipe) -> None:
+        self._recipe = recipe
+        self._starts = np.arange(0, columns, recipe.block[1])
         # As integers, magnitudes are in the same order, and NaNs are above all.
-        magnitudes = recipe.values(bits[strip]).view(np.uint32) & _MAGNITUDE
-        if height > 1:
-            magnitudes = magnitudes.max(axis=0, keepdims=True)
-        blocks = _blocks(strip, height)
-        np.maximum(found[blocks], np.maximum.reduceat(magnitudes, starts, axis=1), out=found[blocks])
-    with np.errstate(under="ignore", invalid="ignore"):
-        largest = np.maximum(found.view(np.float32), np.float32(recipe.least_amax))
-        is_tiny = largest / np.float32(E4M3_LARGEST) < _LEAST_SCALE
-    return np.where(is_tiny, np.float32(E4M3_LARGEST), largest)
+        self._found = np.zeros((rows_of_blocks, len(self._starts)), np.uint32)
+
+    def see(self, bits: Elements, top: int) -> None:
+        """Rows from number `top` on of those that the blocks are of."""
+        height, _ = self._recipe.block
+        for strip, blocks in _strips(bits.shape, height, top):
+            magnitudes = self._recipe.values(bits[strip]).view(np.uint32) & _MAGNITUDE
+            if height > 1:
+                magnitudes = magnitudes.max(axis=0, keepdims=True)
+            found = self._found[blocks]
+            np.maximum(found, np.maximum.reduceat(magnitudes, self._starts, axis=1), out=found)
+
+    def result(self) -> Floats:
+        with np.errstate(under="ignore", invalid="ignore"):
+            largest = np.maximum(self._found.view(np.float32), np.float32(self._recipe.least_amax))
+            is_tiny = largest / np.float32(E4M3_LARGEST) < _LEAST_SCALE
+        return np.where(is_tiny, np.float32(E4M3_LARGEST), largest)
 
 
 def scales_of(largest: Floats, recipe: Recipe) -> Floats:
@@ -101,34 +108,35 @@ def scale_bits(scales: Floats, dtype: str) -> Elements:
     return from_float32(scales, dtype)
 
 
-def weights_of(bits: Elements, largest: Floats, recipe: Recipe) -> NDArray[np.uint8]:
-    """The weights of a matrix, given `a` of its blocks."""
-    rows, columns = bits.shape
+def weights_of(bits: Elements, largest: Floats, recipe: Recipe, below: int = 0) -> NDArray[np.uint8]:
+    """The weights of some rows of a matrix, given `a` of the blocks that they are of; `below` rows of the first of
+    these are not among them."""
+    columns = bits.shape[1]
     height, width = recipe.block
-    found = np.empty((rows, columns), np.uint8)
+    found = np.empty(bits.shape, np.uint8)
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         factors = scales_of(largest, recipe)
         if recipe.formula == RECIPROCAL:
             factors = np.float32(1) / factors
         elif recipe.formula == RATIO:
             factors = np.float32(E4M3_LARGEST) / largest
-        for strip in _strips(rows, columns, height):
-            values, each = recipe.values(bits[strip]), factors[_blocks(strip, height)]
+        for strip, blocks in _strips(bits.shape, height, below):
+            values, each = recipe.values(bits[strip]), factors[blocks]
             if each.shape[1] > 1:
                 each = np.repeat(each, width, axis=1)[:, :columns]
             found[strip] = to_e4m3(values / each if recipe.formula == QUOTIENT else values * each)
     return found
 
 
-def _strips(rows: int, columns: int, height: int) -> Iterator[slice]:
-    """Cut rows into strips of few elements, each within one row of blocks where these are higher than one row."""
+def _strips(shape: tuple[int, ...], height: int, top: int) -> Iterator[tuple[slice, slice]]:
+    """Cut rows, the first of which is number `top` of those of some rows of blocks, into strips of few elements, each
+    within one row of blocks where these are higher than one row; with each the rows of blocks that it is of."""
+    rows, columns = shape
     most = max(1, _AT_ONCE // columns)
-    for top in range(0, rows, height if height > 1 else rows):
-        bottom = min(rows, top + height) if height > 1 else rows
-        for row in range(top, bottom, most):
-            yield slice(row, min(row + most, bottom))
-
-
-def _blocks(strip: slice, height: int) -> slice:
-    """The rows of blocks that a strip is of."""
-    return slice(strip.start // height, -(-strip.stop // height))
+    row = 0
+    while row < rows:
+        block = (top + row) // height
+        left = min(rows, (block + 1) * height - top) - row if height > 1 else rows - row
+        taken = min(most, left)
+        yield slice(row, row + taken), slice(block, block + (1 if height > 1 else taken))
+        row += taken

@@ -6,7 +6,6 @@ and which rules there are, is said in floats.py, quantize.py and rules.py.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import partial
 
@@ -19,12 +18,11 @@ from dcr_cli.layout.layout import Form, Layout
 from dcr_cli.layout.residual.floats import Elements, Floats
 from dcr_cli.layout.residual.function import Function, allowed_function, call
 from dcr_cli.layout.residual.panels import Panel, Panels, place
-from dcr_cli.layout.residual.quantize import Recipe, largest_of, scale_bits, scales_of, weights_of
+from dcr_cli.layout.residual.quantize import Largest, Recipe, scale_bits, scales_of, weights_of
 from dcr_cli.layout.residual.rules import WEIGHT, Elementwise, Quantized, conversion_of
 
-# About so many stored bytes are a panel; more where boxes lie across it, so that each of them is read in longer runs.
+# About so many stored bytes are a panel.
 _PANEL_BYTES = 2 << 20
-_ACROSS_PANEL_BYTES = 16 << 20
 # So many elements are converted at a time: they stay in the processor's cache.
 _AT_ONCE = 1 << 16
 
@@ -37,7 +35,7 @@ def residual_source(name: str, layout: Layout, stored: Sources) -> Source:
     conversion = conversion_of(name, layout)
     canonical = layout.tensors[name]
     if isinstance(conversion, Elementwise):
-        return _converted(name, stored, conversion)
+        return _Converted(stored, conversion)
     if isinstance(conversion, Quantized):
         return _quantized(name, stored, conversion)
     at = f"{layout.what}: rule of tensor {shown(name)}"
@@ -46,43 +44,21 @@ def residual_source(name: str, layout: Layout, stored: Sources) -> Source:
 
 @dataclass(frozen=True, slots=True)
 class _Converted:
-    """A tensor that is made element by element; in panels where they are given."""
+    """A tensor that is made element by element."""
 
-    name: str
     stored: Sources
     conversion: Elementwise
-    panels: Panels | None
 
     def read(self, gatherer: Gatherer, first: int, out: Elements) -> None:
-        if self.panels is None:
-            self._convert(gatherer, first, out)
-            return
-        for panel in self.panels.within(first, first + len(out)):
-            made = gatherer.panels.of((self.name, self.stored.key, panel.number), partial(self._make, gatherer, panel))
-            place(made, panel.first, out, first)
-
-    def _make(self, gatherer: Gatherer, panel: Panel) -> Elements:
-        made: Elements = np.empty(panel.rows, f"<u{DTYPES[self.conversion.canonical].width}")
-        self._convert(gatherer, panel.first, made)
-        return made
-
-    def _convert(self, gatherer: Gatherer, first: int, out: Elements) -> None:
         bits = gatherer.read_stored(self.stored, first, len(out))
         for at in range(0, len(out), _AT_ONCE):
             out[at : at + _AT_ONCE] = self.conversion.convert(bits[at : at + _AT_ONCE])
 
 
-def _converted(name: str, stored: Sources, conversion: Elementwise) -> _Converted:
-    if not stored.owners.lie_across:
-        return _Converted(name, stored, conversion, None)
-    height = _ACROSS_PANEL_BYTES // _width(stored.form)
-    return _Converted(name, stored, conversion, Panels(stored.form.elements, 1, height))
-
-
 @dataclass(frozen=True, slots=True)
 class _Quantized:
-    """The weights, or the scales, of blocks. Panels, as many of both, are whole rows of blocks; those of `weights` are
-    those of what is stored too."""
+    """The weights, or the scales, of blocks. Panels of `scales` are rows of blocks; those of `weights` are the rows of
+    what is stored that these are of, or, where one row of blocks alone is large, some of its rows."""
 
     name: str
     stored: Sources
@@ -95,44 +71,58 @@ class _Quantized:
         for panel in (self.weights if is_weight else self.scales).within(first, first + len(out)):
             if is_weight:
                 key = self.name, self.stored.key, panel.number
-                made = gatherer.panels.of(key, partial(self._weights, gatherer, panel.number))
+                made = gatherer.panels.of(key, partial(self._weights, gatherer, panel))
             else:
-                made = self._scales(gatherer, panel.number)
+                largest = self._largest(gatherer, panel)
+                made = scale_bits(scales_of(largest, self._recipe), self.conversion.canonical).reshape(-1)
             place(made, panel.first, out, first)
 
-    def _weights(self, gatherer: Gatherer, number: int) -> Elements:
-        matrix = self._matrix(gatherer, number)
-        largest = gatherer.findings.of(self._key(number), partial(largest_of, matrix, self._recipe))
-        return weights_of(matrix, largest, self._recipe).reshape(-1)
+    def _weights(self, gatherer: Gatherer, panel: Panel) -> Elements:
+        # Which blocks they are of.
+        matrix, top = divmod(panel.first // self.weights.width, self.weights.rows)
+        begin, end = top // self._height, -(-(top + panel.rows) // self._height)
+        first = matrix * self.scales.rows * self.scales.width
+        across = self.scales.width
+        found = [
+            self._largest(gatherer, each) for each in self.scales.within(first + begin * across, first + end * across)
+        ]
+        largest = np.concatenate(found) if len(found) > 1 else found[0]
+        bits = self._read(gatherer, panel.first, panel.rows)
+        return weights_of(bits, largest, self._recipe, top % self._height).reshape(-1)
 
-    def _scales(self, gatherer: Gatherer, number: int) -> Elements:
-        largest = gatherer.findings.of(self._key(number), partial(self._largest, gatherer, number))
-        return scale_bits(scales_of(largest, self._recipe), self.conversion.canonical).reshape(-1)
+    def _largest(self, gatherer: Gatherer, panel: Panel) -> Floats:
+        """`a` of the blocks of a panel of scales."""
+        key = self.stored.key, self._recipe, panel.number
+        return gatherer.findings.of(key, partial(self._find_largest, gatherer, panel))
 
-    def _largest(self, gatherer: Gatherer, number: int) -> Floats:
-        return largest_of(self._matrix(gatherer, number), self._recipe)
+    def _find_largest(self, gatherer: Gatherer, panel: Panel) -> Floats:
+        matrix, above = divmod(panel.first // self.scales.width, self.scales.rows)
+        top, end = above * self._height, min(self.weights.rows, (above + panel.rows) * self._height)
+        found = Largest(panel.rows, self.weights.width, self._recipe)
+        for row in range(top, end, self.weights.height):
+            first = (matrix * self.weights.rows + row) * self.weights.width
+            found.see(self._read(gatherer, first, min(self.weights.height, end - row)), row - top)
+        return found.result()
 
-    def _matrix(self, gatherer: Gatherer, number: int) -> Elements:
-        """The stored elements of a panel, until the thread reads the next ones."""
-        panel = self.weights.panel(number)
-        width = self.weights.width
-        return gatherer.read_stored(self.stored, panel.first, panel.rows * width).reshape(panel.rows, width)
+    def _read(self, gatherer: Gatherer, first: int, rows: int) -> Elements:
+        """Some rows of what is stored, until the thread reads the next ones."""
+        return gatherer.read_stored(self.stored, first, rows * self.weights.width).reshape(rows, self.weights.width)
 
     @property
     def _recipe(self) -> Recipe:
         return self.conversion.recipe
 
-    def _key(self, number: int) -> tuple[Hashable, Recipe, int]:
-        """What is the same for the weights and the scales of a panel."""
-        return self.stored.key, self._recipe, number
+    @property
+    def _height(self) -> int:
+        return self.conversion.recipe.block[0]
 
 
 def _quantized(name: str, stored: Sources, conversion: Quantized) -> _Quantized:
     *_, rows, columns = stored.form.shape
     height, width = conversion.recipe.block
-    size = _ACROSS_PANEL_BYTES if stored.owners.lie_across else _PANEL_BYTES
-    blocks = max(1, size // (min(height, rows) * columns * _width(stored.form)))
-    weights = Panels(rows, columns, blocks * height)
+    most = max(1, _PANEL_BYTES // (columns * _width(stored.form)))
+    blocks = max(1, most // height)
+    weights = Panels(rows, columns, min(blocks * height, max(most, 1)))
     return _Quantized(name, stored, conversion, weights, Panels(-(-rows // height), -(-columns // width), blocks))
 
 
