@@ -20,7 +20,7 @@ from dcr_cli.errors import DamagedError
 from dcr_cli.layout.box import Box, Rectangle
 from dcr_cli.layout.buffers import Buffers
 from dcr_cli.layout.coverage import coordinate, local_name
-from dcr_cli.layout.kept import Kept
+from dcr_cli.layout.kept import Kept, Making, Step
 from dcr_cli.layout.layout import Form, Placed
 
 Elements = NDArray[Any]
@@ -135,15 +135,14 @@ class Sources:
             return
         for number in range(first // height, -(-(first + len(out)) // height)):
             begin = number * height
-            panel = gatherer.panels.of(("stored", self.key, number), partial(self._panel, gatherer, begin, height))
+            panel = gatherer.panels.shared(("stored", self.key, number), partial(self._panel, gatherer, begin, height))
             low, high = max(begin, first), min(begin + len(panel), first + len(out))
             out[low - first : high - first] = panel[low - begin : high - begin]
 
-    def _panel(self, gatherer: Gatherer, begin: int, height: int) -> Elements:
+    def _panel(self, gatherer: Gatherer, begin: int, height: int) -> Making:
         count = min(height, self.form.elements - begin)
         panel: Elements = gatherer.buffers.take(count, f"<u{DTYPES[self.form.dtype].width}")
-        gatherer.read(self, begin, panel)
-        return panel
+        return Making(panel, gatherer.steps(self, begin, panel), partial(gatherer.compare, self, begin, panel))
 
 
 class Source(Protocol):
@@ -175,8 +174,17 @@ class Gatherer:
 
         DamagedError, naming the first element that differs, where replicas do not agree.
         """
+        for step in self.steps(sources, first, out):
+            step()
+        self.compare(sources, first, out)
+
+    def steps(self, sources: Sources, first: int, out: Elements) -> Iterator[Step]:
+        """What fills `out` from the owners of its elements: in any order, and in several threads."""
         for held in sources.owners.within(first, first + len(out)):
-            self._copy(held, first, out)
+            yield from self._copies(held, first, out)
+
+    def compare(self, sources: Sources, first: int, out: Elements) -> None:
+        """Compare what replicas hold of `out` with it."""
         for held in sources.replicas.within(first, first + len(out)):
             self._compare(sources, held, first, out)
 
@@ -187,13 +195,13 @@ class Gatherer:
         sources.read(self, first, out)
         return out
 
-    def _copy(self, held: Held, first: int, out: Elements) -> None:
+    def _copies(self, held: Held, first: int, out: Elements) -> Iterator[Step]:
         box = held.box
         start, stop = box.rank(first), box.rank(first + len(out))
         if len(box.axes) <= 1 and all(axis[1:] == (1, 1) for axis in box.axes):
             # One run on both sides needs no copy.
             at = box.canonical + start - first
-            self._read(held, box.local + start, out[at : at + stop - start])
+            yield partial(self._read, held, box.local + start, out[at : at + stop - start])
             return
         parts = list(box.rectangles(start, stop))
         if not parts:
@@ -201,39 +209,42 @@ class Gatherer:
         begin = min(part.local for part in parts)
         end = max(part.local + box.span(part) for part in parts)
         if not _lies_across(box) and self._is_dense(end - begin, stop - start, out.itemsize):
-            local = self._read_scratch(held, begin, end, out.dtype)
-            for part in parts:
-                box.copy(part, local, begin, out, first)
+            yield partial(self._copy_parts, held, (begin, end), parts, first, out)
         else:
             for part in parts:
-                self._copy_part(held, part, first, out)
+                yield from self._copies_of_part(held, part, first, out)
 
-    def _copy_part(self, held: Held, part: Rectangle, first: int, out: Elements) -> None:
+    def _copies_of_part(self, held: Held, part: Rectangle, first: int, out: Elements) -> Iterator[Step]:
         box = held.box
         if part.elements == 1 or (
             not _lies_across(box) and self._is_dense(box.span(part), part.elements, out.itemsize)
         ):
-            self._copy_span(held, part, first, out)
+            yield partial(self._copy_span, held, part, first, out)
             return
         slab = next(box.slabs(part))
         span = box.span(slab)
         if not self._is_dense(span, slab.elements, out.itemsize):
             for slab in box.slabs(part):
-                self._copy_part(held, slab, first, out)
+                yield from self._copies_of_part(held, slab, first, out)
             return
         # Several slabs are put where they belong at once: one alone may have a single element in each row of the other
         # tensor, and each would cost as much as a whole line of the processor's cache.
         for several in box.slabs(part, max(1, _STACK_BYTES // (span * out.itemsize))):
             # One read is better than many, even if what lies in between comes too.
             is_one = several.elements == slab.elements or box.span(several) <= _SPARSE * several.elements
-            copy = self._copy_span if is_one else self._copy_stack
-            copy(held, several, first, out)
+            yield partial(self._copy_span if is_one else self._copy_stack, held, several, first, out)
+
+    def _copy_parts(
+        self, held: Held, span: tuple[int, int], parts: Sequence[Rectangle], first: int, out: Elements
+    ) -> None:
+        """Read all from the first to the last element of some parts at once."""
+        local = self._read_scratch(held, *span, out.dtype)
+        for part in parts:
+            held.box.copy(part, local, span[0], out, first)
 
     def _copy_span(self, held: Held, part: Rectangle, first: int, out: Elements) -> None:
         """Read all from a part's first to its last element at once."""
-        box = held.box
-        local = self._read_scratch(held, part.local, part.local + box.span(part), out.dtype)
-        box.copy(part, local, part.local, out, first)
+        self._copy_parts(held, (part.local, part.local + held.box.span(part)), [part], first, out)
 
     def _copy_stack(self, held: Held, part: Rectangle, first: int, out: Elements) -> None:
         """Read the slabs of a part into rows of a stack, and put them where they belong from there."""
@@ -250,7 +261,8 @@ class Gatherer:
         """Compare what a replica holds of `out` with it."""
         found = self._replica.of(out.nbytes).view(out.dtype)
         found[:] = out
-        self._copy(held, first, found)
+        for step in self._copies(held, first, found):
+            step()
         if np.array_equal(found, out):
             return
         at = int(np.argmax(found != out))
