@@ -5,16 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from dcr_cli.errors import DamagedError, DcrError, UnsupportedError, UsageError
 from dcr_cli.layout.coverage import Coverage
 from dcr_cli.layout.laid import lay
-from dcr_cli.layout.layout import ZERO, Form, Layout
+from dcr_cli.layout.layout import ZERO, Form, Layout, Rule
 from dcr_cli.layout.megatron.assembly import Options, megatron_layout
 from dcr_cli.layout.megatron.dividing import Naming
 from dcr_cli.layout.megatron.families import _FAMILIES
 from dcr_cli.layout.megatron.ranks import Rank, Sizes
+from dcr_cli.layout.residual.rules import Elementwise, conversion_of
 from dcr_cli.layout.shards import open_shards
 from megatron_models import (
     DIM,
@@ -226,6 +228,30 @@ def test_names_of_a_gated_delta_net_and_its_rule() -> None:
     name = "model.layers.0.linear_attn.norm.weight"
     assert {of: (rule.kind, rule.of) for of, rule in layout.rules.items()} == {name: ("add-one", name)}
     assert layout.stored == {name: Form("BF16", (DIM,))}
+
+
+@pytest.mark.parametrize("half", ["BF16", "F16"])
+def test_masters_of_norms_less_one_are_rounded_before_one_is_added(half: str) -> None:
+    """Megatron-Core adds 1 to parameters, which are rounded masters: what PyTorch makes of many of them."""
+    torch = pytest.importorskip("torch")
+    each, name = qwen3_next(), "model.layers.0.linear_attn.norm.weight"
+    forms = {**each.forms, name: Form(half, (DIM,))}
+    layout = megatron_layout(each.config, forms, Sizes(), Options(stored={"*": "F32"}))
+    assert layout.rules[name] == Rule("add-one", name, {"through": half})
+    random = np.random.default_rng(0)
+    exponents = np.ldexp(np.float32(1), random.integers(-20, 4, 1 << 18)).astype(np.float32)
+    masters = (random.standard_normal(1 << 18).astype(np.float32) - np.float32(0.5)) * exponents
+    parameters = torch.from_numpy(masters).to(torch.bfloat16 if half == "BF16" else torch.float16)
+    expected = (parameters + 1).view(torch.int16).numpy().view(np.uint16)
+    conversion = conversion_of(name, layout)
+    assert isinstance(conversion, Elementwise)
+    np.testing.assert_array_equal(conversion.convert(masters.view(np.uint32)), expected)
+    # What is not rounded first is another number now and then.
+    assert (Elementwise("F32", half, 1).convert(masters.view(np.uint32)) != expected).any()
+    # Parameters that are there themselves, and norms of F32, are not rounded.
+    assert not megatron_layout(each.config, forms, Sizes()).rules[name].options
+    forms[name] = Form("F32", (DIM,))
+    assert not megatron_layout(each.config, forms, Sizes(), Options(stored={"*": "F32"})).rules[name].options
 
 
 def test_names_of_a_mamba_model() -> None:

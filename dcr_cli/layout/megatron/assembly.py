@@ -19,6 +19,7 @@ from dcr_cli.layout.megatron.entries import Config
 from dcr_cli.layout.megatron.families import family_of
 from dcr_cli.layout.megatron.matching import WHAT, Local, check_all_found, find_locals, find_vocabulary
 from dcr_cli.layout.megatron.ranks import Sizes
+from dcr_cli.layout.residual.rules import HALVES
 
 CAST = "cast"
 
@@ -96,6 +97,12 @@ def _rules(found: Iterable[Local], model: Mapping[str, Form], stored: Mapping[st
     for local in found:
         for name in (*local.names, *local.also):
             if local.entry.rule is not None:
-                yield name, Rule(local.entry.rule, name)
+                yield name, Rule(local.entry.rule, name, _through(stored[name], model[name]))
             elif stored[name] != model[name]:
                 yield name, Rule(CAST, name)
+
+
+def _through(stored: Form, canonical: Form) -> dict[str, str]:
+    """Masters are rounded to what the trainer's parameters are before a rule computes, as Megatron-Core does."""
+    is_rounded = stored.dtype == "F32" and canonical.dtype in HALVES
+    return {"through": canonical.dtype} if is_rounded else {}
