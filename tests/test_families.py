@@ -496,9 +496,9 @@ def test_the_options_of_a_probe(run: Run, loader: str, tmp_path: Path) -> None:
     assert is_failure(lacking, 4, "lm_head.weight: element [15, 0] is in no shard")
     for name, code, message, hint in (
         (loader, 2, "is not of the form module:function", "such as package.module:load"),
-        (f"{loader}:number", 2, "not a function", "name a function"),
-        (f"{loader}:none", 3, "cannot be imported", "PYTHONPATH"),
-        (f"no_{loader}:load", 3, "cannot be imported", "PYTHONPATH"),
+        (f"{loader}:number", 2, "has no function of that name", "spelled"),
+        (f"{loader}:none", 2, "has no function of that name", "spelled"),
+        (f"no_{loader}:load", 2, "cannot be imported", "PYTHONPATH"),
         (f"{loader}:fail", 8, "OSError: no room", "try it alone"),
     ):
         assert is_failure(probed(name), code, message, hint), name
