@@ -218,6 +218,24 @@ def test_hints_fit_the_command(run: Run, tiny_pair: tuple[Path, Path], delta: Pa
     assert is_failure(run("apply", delta, base / "none"), 3, "no such folder", "spelling")
 
 
+def test_shards_that_are_no_safetensors_are_named(run: Run, tiny_pair: tuple[Path, Path], tmp_path: Path) -> None:
+    """What PyTorch's distributed checkpoint writes of its own."""
+    pickles, layout = tmp_path / "pickles", tmp_path / "layout.json"
+    pickles.mkdir()
+    for name in (".metadata", "__0_0.distcp", "__1_0.distcp"):
+        (pickles / name).write_bytes(b"\x80\x02")
+    layout.write_bytes(encode_layout(Layout("", forms_of(open_checkpoint(tiny_pair[0])), {})))
+    for arguments in (
+        ("inspect", pickles),
+        ("diff", tiny_pair[0], pickles),
+        ("diff", tiny_pair[0], pickles, "--layout", layout),
+        ("push", pickles, tmp_path / "remote"),
+        ("layout", "show", pickles),
+    ):
+        ran = run(*arguments)
+        assert is_failure(ran, 3, "holds *.distcp files of PyTorch's distributed", "HuggingFaceStorageWriter"), ran.err
+
+
 def test_a_remote_is_told_from_a_checkpoint(run: Run, tiny_pair: tuple[Path, Path], remote: Path) -> None:
     for arguments in (["inspect", remote], ["verify", remote]):
         assert is_failure(run(*arguments), 3, "is a remote, not a checkpoint", "dcr pull REMOTE CHECKPOINT")
