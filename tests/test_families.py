@@ -268,9 +268,9 @@ QWEN3_MOE = next(each for each in MODELS if each.config["model_type"] == "qwen3_
         ),
         (
             deepseek("deepseek_v3"),
-            "--pp 2 --skip-tensor model.layers.2.* --skip-tensor nothing",
+            "--pp 2 --skip-tensor model.layers.2.* --skip-tensor *.norm.weight",
             Sizes(pipeline=2),
-            Options(skip=("model.layers.2.*", "nothing")),
+            Options(skip=("model.layers.2.*", "*.norm.weight")),
         ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -318,6 +318,16 @@ def test_the_config_is_found_or_named(run: Run, base: Path, tmp_path: Path) -> N
     assert is_failure(run(*command[:-1], "--config", ""), 2, "--config", "variable")
 
 
+def test_dtypes_of_shards_are_the_same_in_any_order(run: Run, base: Path, tmp_path: Path) -> None:
+    """One without a pattern is that of all tensors that no pattern names."""
+    orders = ("--stored", "F32", "--stored", "*norm*=BF16"), ("--stored", "*norm*=BF16", "--stored", "F32")
+    for number, order in enumerate(orders):
+        assert run("layout", "megatron", base, *order, "-o", tmp_path / f"{number}.json", "-q").code == 0
+    found = read_layout(tmp_path / "0.json")
+    assert (tmp_path / "0.json").read_bytes() == (tmp_path / "1.json").read_bytes()
+    assert set(found.rules) == {name for name in LLAMA.shapes if "norm" not in name}
+
+
 @pytest.mark.parametrize(
     ("options", "message", "hint"),
     [
@@ -336,6 +346,14 @@ def test_the_config_is_found_or_named(run: Run, base: Path, tmp_path: Path) -> N
         ("--pp 2 --layers 99999999999999999999,1", "numbers of layers expected", "--layers 7,8,8,7"),
         ("--padded-vocab 8", "30 rows, more than the 8 of the padded vocabulary", ""),
         ("--stored FP32", "dtype FP32: is none of", "F32"),
+        ("--stored I32", "cast makes one of F64, F32, F16, BF16", "dtypes that --stored says"),
+        ("--stored F32 --stored *nrom*=BF16", "pattern *nrom*: no tensor of the base matches", "dcr inspect --tensors"),
+        (
+            "--stored *=F16 --stored *norm*=F32 --stored *.norm.*=BF16",
+            "pattern *.norm.*: others before it",
+            "names are those",
+        ),
+        ("--skip-tensor lm_haed.weight", "pattern lm_haed.weight: no tensor of the base", "dcr inspect --tensors"),
         ("--stored =F32", "[PATTERN=]DTYPE expected", "--stored F32"),
         ("--stored x=", "[PATTERN=]DTYPE expected", "--stored F32"),
         ("--stored F32 --stored *=BF16", "each pattern once", "--stored F32"),

@@ -297,6 +297,9 @@ def test_the_bias_of_a_router_is_always_f32() -> None:
     assert layout.rules[name].kind == "cast" and layout.stored[name] == Form("F32", (EXPERTS,))
     as_stored = {**each.forms, name: Form("F32", (EXPERTS,))}
     assert name not in megatron_layout(each.config, as_stored, Sizes()).rules
+    # Unless a pattern says so of it.
+    assert name not in megatron_layout(each.config, as_stored, Sizes(), Options(stored={"*": "BF16"})).rules
+    assert name in megatron_layout(each.config, as_stored, Sizes(), Options(stored={"*bias": "BF16"})).rules
 
 
 def test_skipped_tensors_are_in_no_shard() -> None:

@@ -125,7 +125,8 @@ def megatron(
         typer.Option(
             "--stored",
             metavar="[PATTERN=]DTYPE",
-            help="The dtype of shards, as F32 of masters; may be repeated.",
+            help="The dtype of shards, as F32 of masters: that of tensors that match PATTERN, the first one that does, "
+            "or of all others; may be repeated.",
         ),
     ] = None,
     skip_tensor: Annotated[
@@ -184,7 +185,7 @@ def _stored(given: Sequence[str]) -> dict[str, str]:
         pattern, equals, dtype = text.rpartition("=")
         key = pattern if equals else "*"
         if not key or not dtype or key in found:
-            facts = f"[PATTERN=]DTYPE expected, each pattern once, found {shown(text)}"
+            facts = f"[PATTERN=]DTYPE expected, each pattern once, one DTYPE alone, found {shown(text)}"
             raise UsageError("--stored", facts, hint="such as --stored F32, or --stored '*norm*=BF16'")
         found[key] = dtype
     return found

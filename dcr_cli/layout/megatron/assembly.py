@@ -12,16 +12,19 @@ from typing import Any
 
 from dcr_cli.checkpoint.header import DTYPES
 from dcr_cli.checkpoint.names import shown
-from dcr_cli.errors import UnsupportedError, UsageError
+from dcr_cli.errors import DamagedError, UnsupportedError, UsageError
 from dcr_cli.layout.layout import Form, Layout, Rule
 from dcr_cli.layout.megatron.dividing import Divider, Naming
 from dcr_cli.layout.megatron.entries import Config
 from dcr_cli.layout.megatron.families import family_of
 from dcr_cli.layout.megatron.matching import WHAT, Local, check_all_found, find_locals, find_vocabulary
 from dcr_cli.layout.megatron.ranks import Sizes
-from dcr_cli.layout.residual.rules import HALVES
+from dcr_cli.layout.residual.rules import HALVES, check_rules
 
 CAST = "cast"
+# The pattern of what no other one is of.
+ALL = "*"
+_NAMES = "names are those of the base, such as model.norm.weight; dcr inspect --tensors lists them"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +33,8 @@ class Options:
 
     `padded_vocabulary` is how many rows embeddings have, by default the fewest that all ranks can divide. `stored`
     says by patterns of canonical names which dtypes shards have, such as {"*": "F32"} where they hold F32 masters; of
-    several that match the first one counts. `skip` are patterns of canonical tensors that no shard holds. `path` names
-    the files of ranks, as Sizes.paths() says.
+    several that match the first one counts, and `*` wherever it stands only where no other one does. `skip` are
+    patterns of canonical tensors that no shard holds. `path` names the files of ranks, as Sizes.paths() says.
     """
 
     padded_vocabulary: int | None = None
@@ -54,7 +57,8 @@ def megatron_layout(
     embedding is in the last stage too, as the output layer; and any embedding is, where that stage predicts more than
     one token.
 
-    UsageError, naming the tensor, where sizes do not divide it. UnsupportedError for an unknown family, and for
+    UsageError, naming the tensor, where sizes do not divide it or no rule makes it of what is stored; naming the
+    pattern, where it is of no tensor. UnsupportedError for an unknown family, and for
     canonical tensors of which nobody knows where they lie. DamagedError where config.json and the tensors contradict
     each other.
     """
@@ -62,7 +66,7 @@ def megatron_layout(
     known = Config(config)
     family = family_of(known)
     chunks, files = sizes.chunks(known.layers), sizes.paths(setup.path)
-    skipped = frozenset(name for name in forms if any(fnmatchcase(name, pattern) for pattern in setup.skip))
+    skipped = _skipped(forms, setup.skip)
     model = {name: form for name, form in forms.items() if name not in skipped}
     found = [
         *find_vocabulary(known, family, model, sizes, setup.padded_vocabulary),
@@ -72,23 +76,47 @@ def megatron_layout(
     stored = dict(_stored(found, model, setup.stored))
     rules = dict(_rules(found, model, stored))
     shards = Divider(sizes, stored, chunks, setup.naming).divide(found, files)
-    return Layout(WHAT, forms, shards, skipped, {name: stored[name] for name in rules}, rules)
+    layout = Layout(WHAT, forms, shards, skipped, {name: stored[name] for name in rules}, rules)
+    try:
+        check_rules(layout)
+    except DamagedError as error:
+        raise UsageError(error.what, error.facts, hint="do shards have the dtypes that --stored says?") from error
+    return layout
+
+
+def _skipped(forms: Mapping[str, Form], patterns: Iterable[str]) -> frozenset[str]:
+    """The canonical tensors that match one of the patterns; UsageError about one that none matches."""
+    found: set[str] = set()
+    for pattern in patterns:
+        matches = {name for name in forms if fnmatchcase(name, pattern)}
+        if not matches:
+            raise UsageError(f"pattern {shown(pattern)}", "no tensor of the base matches it", hint=_NAMES)
+        found |= matches
+    return frozenset(found)
 
 
 def _stored(found: Iterable[Local], model: Mapping[str, Form], chosen: Mapping[str, str]) -> Iterator[tuple[str, Form]]:
-    """The forms of what shards hold of each canonical tensor."""
+    """The forms of what shards hold of each canonical tensor. UsageError about a pattern that is of none."""
+    patterns = [pattern for pattern in chosen if pattern != ALL]
+    idle = set(patterns)
+    for dtype in chosen.values():
+        if dtype not in DTYPES:
+            facts = f"is none of {', '.join(DTYPES)}"
+            raise UsageError(f"dtype {shown(dtype)}", facts, hint="F32, where shards hold masters")
     for local in found:
         for name in (*local.names, *local.also):
             form = model[name]
-            dtype = next((dtype for pattern, dtype in chosen.items() if fnmatchcase(name, pattern)), None)
-            dtype = dtype or local.entry.stored or form.dtype
-            if dtype not in DTYPES:
-                facts = f"is none of {', '.join(DTYPES)}"
-                raise UsageError(f"dtype {shown(dtype)}", facts, hint="F32, where shards hold masters")
+            pattern = next((pattern for pattern in patterns if fnmatchcase(name, pattern)), None)
+            idle.discard(pattern or ALL)
+            dtype = chosen[pattern] if pattern is not None else local.entry.stored or chosen.get(ALL, form.dtype)
             if DTYPES[form.dtype].is_packed or DTYPES[dtype].is_packed:
                 facts = f"is {form.dtype}, in shards {dtype}, and elements that share bytes cannot be divided"
                 raise UnsupportedError(f"tensor {shown(name)}", facts)
             yield name, Form(dtype, form.shape)
+    for pattern in (pattern for pattern in patterns if pattern in idle):
+        is_late = any(fnmatchcase(name, pattern) for name in model)
+        facts = "others before it match every tensor that it does" if is_late else "no tensor of the base matches it"
+        raise UsageError(f"pattern {shown(pattern)}", facts, hint=_NAMES)
 
 
 def _rules(found: Iterable[Local], model: Mapping[str, Form], stored: Mapping[str, Form]) -> Iterator[tuple[str, Rule]]:
