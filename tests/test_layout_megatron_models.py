@@ -27,6 +27,7 @@ from megatron_models import (
     MODELS,
     VOCABULARY,
     Model,
+    after_last,
     deepseek,
     gpt_oss,
     minimax,
@@ -60,6 +61,12 @@ def owners(layout: Layout) -> dict[str, int]:
         for name, placed in layout.placed().items()
         if name not in layout.skipped
     }
+
+
+def with_next_tokens(found: Model) -> Model:
+    """A model of two layers whose last one is there once more, to predict one token more."""
+    last = {name.removeprefix("model.layers.1."): shape for name, shape in found.shapes.items() if ".layers.1." in name}
+    return Model({**found.config, "num_nextn_predict_layers": 1}, found.shapes | after_last(last, 2))
 
 
 def folder(shape: str) -> str:
@@ -149,6 +156,28 @@ def test_the_last_stage_has_the_embedding_where_it_predicts_more() -> None:
     assert "embedding.word_embeddings.weight" in last and "mtp.layers.0.eh_proj.weight" in last
     name = "mtp.layers.0.mtp_model_layer.self_attention.linear_kv_up_proj.weight"
     assert last[name].placements[0].tensor == "model.layers.2.self_attn.kv_b_proj.weight"
+
+
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_layers_after_the_last_may_have_copies_of_the_vocabulary(is_tied: bool) -> None:
+    """Bases have the embedding and the output layer once more there, ranks have not."""
+    for each in (deepseek("deepseek_v3"), with_next_tokens(of_type("glm4_moe"))):
+        copies = {
+            f"model.layers.2.{name}.weight": (VOCABULARY, HIDDEN) for name in ("embed_tokens", "shared_head.head")
+        }
+        forms = Model(each.config, each.shapes | copies).forms
+        layout = megatron_layout({**each.config, "tie_word_embeddings": is_tied}, forms, Sizes(tensor=2))
+        assert set(owners(layout)) == set(forms)
+        placed = layout.placed()
+        for copy, name in zip(copies, ("model.embed_tokens.weight", "lm_head.weight"), strict=True):
+            assert placed[copy] == placed[name]
+        # One that cannot be a copy is none.
+        forms["model.layers.2.embed_tokens.weight"] = Form("F32", (VOCABULARY, HIDDEN))
+        with pytest.raises(DamagedError, match=r"embed_tokens\.weight: is F32 .*, but tied to one that is BF16"):
+            megatron_layout(each.config, forms, Sizes(tensor=2))
+        # What is skipped is none of them.
+        options = Options(skip=("model.layers.2.*",))
+        assert copies.keys() <= megatron_layout(each.config, forms, Sizes(), options).skipped
 
 
 def test_padding_is_zeros() -> None:
