@@ -291,7 +291,17 @@ def test_skipped_tensors_are_the_bases(run: Run, base: Path, tmp_path: Path) -> 
     ranks = write_megatron(tmp_path / "ranks", dense, Setup(lacks=("decoder.final_layernorm.weight",)))
     made = run("layout", "megatron", base, "--tp", 2, "--pp", 2, "--skip-tensor", skipped, "-o", layout, "--json").json
     assert made["skipped"] == [skipped]
-    assert run("diff", base, ranks, "--layout", layout, "-o", tmp_path / "delta", "-q").code == 0
+    told = f"  not read   taken as the base's: 1 tensor: {skipped}\n"
+    compared = ("diff", base, ranks, "--layout", layout)
+    assert told in run(*compared).out and run(*compared, "--json").json["not_read"] == [skipped]
+    remote = tmp_path / "remote"
+    for place, options in ((base, ()), (ranks, ("-n",)), (ranks, ("--part", "0/1")), (ranks, ())):
+        published = ("push", place, remote, "--baseline", tmp_path / "baseline", *options)
+        is_sharded = place == ranks
+        ran = run(*published, *(("--layout", layout) if is_sharded else ()))
+        assert ran.code == 0 and (told in ran.out) == is_sharded, ran
+    assert run(*published, "--layout", layout, "--json").json["not_read"] == [skipped]
+    assert run(*compared, "-o", tmp_path / "delta", "-q").code == 0
     assert run("apply", tmp_path / "delta", base, "-q").code == 0
     target = write_dense(tmp_path / "target", dense | {skipped: dense_llama()[skipped]}, LLAMA.config)
     assert tree(base) == tree(target)

@@ -109,6 +109,11 @@ class Checkpoint:
     identities: dict[str, Identity]
     strangers: tuple[str, ...]
 
+    @property
+    def not_read(self) -> tuple[str, ...]:
+        """Tensors that are not here, but taken to be what another checkpoint has."""
+        return ()
+
     def reader(self) -> Reader:
         return Reader(self)
 

@@ -54,6 +54,10 @@ class LaidCheckpoint(Checkpoint):
     layout: Layout
     local: tuple[Shard, ...]
 
+    @property
+    def not_read(self) -> tuple[str, ...]:
+        return tuple(sorted(self.layout.skipped))
+
     def reader(self) -> LaidReader:
         return LaidReader(self)
 
