@@ -25,10 +25,17 @@ Given = Annotated[
 ]
 
 
+LikeBase = Annotated[
+    str | None,
+    typer.Option("--base", metavar="CHECKPOINT", help="The tensors have to be those of this checkpoint."),
+]
+
+
 @command_of(GROUP, "show")
 def show(
     session: Session,
     layout: Given,
+    base: LikeBase = None,
     output: Output = None,
     tensors: Tensors = False,
     skip: Skip = None,
@@ -38,7 +45,8 @@ def show(
     from dcr_cli.report import layouts
 
     where = path_of(output, "--output") if output is not None else None
-    result = show_layout(path_of(layout, "LAYOUT"), output=where, tensors=tensors, skip=skip or ())
+    like = path_of(base, "--base") if base is not None else None
+    result = show_layout(path_of(layout, "LAYOUT"), base=like, output=where, tensors=tensors, skip=skip or ())
     return session.finish(result, lambda: layouts.layout_lines(result))
 
 
@@ -49,10 +57,7 @@ def check(
     checkpoint: Annotated[
         str | None, typer.Argument(metavar="[CHECKPOINT]", help="Shards that have to be those of the layout.")
     ] = None,
-    base: Annotated[
-        str | None,
-        typer.Option("--base", metavar="CHECKPOINT", help="The tensors have to be those of this checkpoint."),
-    ] = None,
+    base: LikeBase = None,
     deep: Annotated[
         bool, typer.Option("--deep", help="Read every byte of CHECKPOINT, and compare what is there more than once.")
     ] = False,
