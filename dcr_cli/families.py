@@ -90,6 +90,7 @@ def probe_layout(
     *,
     scratch: Where,
     may_lack: Sequence[str] = (),
+    tied: Sequence[tuple[str, str]] = (),
     output: Where | None = None,
     tensors: bool = False,
 ) -> LayoutResult:
@@ -97,11 +98,11 @@ def probe_layout(
     `base`, by having it load checkpoints whose values say where they come from, written to a new folder in `scratch`.
 
     It returns tensors by name, or by file and name for several ranks. What it leaves out has to match a pattern of
-    `may_lack`. It is imported and run: name only what you trust. Raises as `show_layout`, and UnsupportedError where it
-    does more than to move elements.
+    `may_lack`; of two tensors that are `tied` it has one, which then is both. It is imported and run: name only what
+    you trust. Raises as `show_layout`, and UnsupportedError where it does more than to move elements.
     """
     opened = open_checkpoint(base, what="base")
-    layout = probe(find_loader(loader), opened, scratch=Path(scratch), may_lack=may_lack)
+    layout = probe(find_loader(loader), opened, scratch=Path(scratch), may_lack=may_lack, tied=tied)
     return told(layout, output, tensors=tensors)
 
 

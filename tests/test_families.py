@@ -505,6 +505,34 @@ def test_a_loader_is_probed(run: Run, loader: str, tmp_path: Path) -> None:
     assert tree(ranks[0]) == tree(ranks[1])
 
 
+@pytest.mark.parametrize(
+    "order", ["lm_head.weight=model.embed_tokens.weight", "model.embed_tokens.weight=lm_head.weight"]
+)
+def test_a_loader_with_one_tensor_for_two_that_are_tied(order: str, run: Run, loader: str, tmp_path: Path) -> None:
+    """The checkpoint has both; what the loader has is read as both, and is changed where both are."""
+    layout, delta, engine = tmp_path / "layout.json", tmp_path / "delta", tmp_path / "engine"
+    versions = []
+    for version, name in enumerate(("base", "target", "parted")):
+        dense = {each: array.astype("f4") for each, array in dense_llama(min(version, 1)).items()}
+        if name != "parted":
+            dense["lm_head.weight"] = dense["model.embed_tokens.weight"]
+        versions.append(write_dense(tmp_path / name, dense, LLAMA.config))
+        if version == 0:
+            engine.mkdir()
+            held = {each: array for each, array in dense.items() if each != "lm_head.weight"}
+            (engine / "model.safetensors").write_bytes(shard_bytes(as_tensors(held)))
+            shutil.copy(versions[0] / "config.json", engine)
+    base, target, parted = versions
+    probed = ("layout", "probe", f"{loader}:headless", base, "--scratch", tmp_path, "--tied", order, "-o", layout)
+    assert run(*probed, "--json").json["skipped"] == []
+    assert run("layout", "check", layout, engine, "--base", base, "--deep", "-q").code == 0
+    assert run("diff", base, target, "-o", delta, "-q").code == 0
+    assert run("apply", delta, engine, "--layout", layout, "-q").code == 0
+    assert run("verify", engine, "--against", target, "-q").code == 0
+    assert run("diff", target, parted, "-o", tmp_path / "part", "-q").code == 0
+    assert is_failure(run("apply", tmp_path / "part", engine), 8, "which are one tensor here, differ in the target")
+
+
 def test_the_options_of_a_probe(run: Run, loader: str, tmp_path: Path) -> None:
     dense = {name: each.astype("f4") for name, each in dense_llama().items()}
     base = write_dense(tmp_path / "base", dense, LLAMA.config)
@@ -516,6 +544,16 @@ def test_the_options_of_a_probe(run: Run, loader: str, tmp_path: Path) -> None:
     assert is_failure(lacking, 8, "holds nothing of tensors lm_head.weight", "right to leave out")
     lacking = probed(f"{loader}:headless", "--may-lack", "lm_head.*", "--may-lack", "nothing", "--json")
     assert lacking.json["skipped"] == ["lm_head.weight"]
+    for options, message in (
+        ("lm_head.weight", "A=B expected"),
+        ("lm_head.weight=", "A=B expected"),
+        ("lm_head.weight=head", "the base has no tensor head"),
+        ("lm_head.weight=lm_head.weight", "these are F32 [30, 8] and F32 [30, 8]"),
+        ("lm_head.weight=model.norm.weight", "these are F32 [30, 8] and F32 [8]"),
+    ):
+        assert is_failure(probed(f"{loader}:headless", "--tied", options), 2, message)
+    tied = "--tied", "lm_head.weight=model.embed_tokens.weight"
+    assert is_failure(probed(f"{loader}:whole", *tied), 2, "the loader has both, each for itself", "leave it out")
     lacking = probed(f"{loader}:first_rank", "--may-lack", "*")
     assert is_failure(lacking, 4, "lm_head.weight: element [15, 0] is in no shard")
     for name, code, message, hint in (

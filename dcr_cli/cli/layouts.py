@@ -237,6 +237,10 @@ def probe(
         list[str] | None,
         typer.Option("--may-lack", metavar="PATTERN", help="Tensors that it may leave out; may be repeated."),
     ] = None,
+    tied: Annotated[
+        list[str] | None,
+        typer.Option("--tied", metavar="A=B", help="Tensors for both of which it has one; may be repeated."),
+    ] = None,
     output: Output = None,
     tensors: Tensors = False,
 ) -> int:
@@ -252,7 +256,16 @@ def probe(
         path_of(base, "BASE"),
         scratch=path_of(scratch, "--scratch") if scratch is not None else os.environ.get("TMPDIR") or "/tmp",
         may_lack=may_lack or (),
+        tied=[_pair(text) for text in tied or ()],
         output=path_of(output, "--output") if output is not None else None,
         tensors=tensors,
     )
     return session.finish(result, lambda: layouts.layout_lines(result))
+
+
+def _pair(text: str) -> tuple[str, str]:
+    one, _, other = text.partition("=")
+    if not one or not other:
+        facts = f"A=B expected, found {shown(text)}"
+        raise UsageError("--tied", facts, hint="such as --tied model.embed_tokens.weight=lm_head.weight")
+    return one, other
