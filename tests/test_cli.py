@@ -61,7 +61,8 @@ def spawn(*arguments: str | Path, **options: Any) -> subprocess.CompletedProcess
 
 # Every command: for people, as JSON, quietly; those that make layouts of models are test_families.py's.
 
-ON_A_PAIR = [name for name in COMMANDS if name not in ("layout megatron", "layout vllm-sharded-state", "layout probe")]
+OF_MODELS = [f"layout {name}" for name in ("fp8", "megatron", "vllm-sharded-state", "probe")]
+ON_A_PAIR = [name for name in COMMANDS if name not in OF_MODELS]
 
 
 def commands(pair: tuple[Path, Path], delta: Path, tmp_path: Path) -> dict[str, tuple[str | Path, ...]]:
@@ -132,8 +133,8 @@ def test_quiet_is_quiet(command: str, run: Run, tiny_pair: tuple[Path, Path], de
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("bare", [False, True])
 def test_json_of_a_failure_is_one_document(command: str, bare: bool, run: Run, tmp_path: Path) -> None:
-    of_two = ("diff", "apply", "push", "pull", "anchor", "layout compose", "layout vllm-sharded-state", "layout probe")
-    arguments = 2 if command in of_two else 1
+    of_two = ("diff", "apply", "push", "pull", "anchor", "layout compose", *OF_MODELS)
+    arguments = 2 if command in of_two and command != "layout megatron" else 1
     nowhere = [] if bare else [tmp_path / f"nowhere-{number}" for number in range(arguments)]
     ran = run(*command.split(), *nowhere, "--json")
     code = 2 if bare else 3

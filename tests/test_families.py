@@ -20,13 +20,14 @@ from dcr_cli.layout.document import decode_layout, encode_layout, read_layout
 from dcr_cli.layout.megatron.assembly import Options, megatron_layout as make_megatron
 from dcr_cli.layout.megatron.dividing import Naming
 from dcr_cli.layout.megatron.ranks import Sizes
+from fp8_models import write_fp8
 from megatron_models import LLAMA, MODELS, Model, deepseek
 from megatron_shards import AS_USUAL, Setup, as_tensors, dense_llama, write_ranks as write_megatron
 from receivers import tree
 from strategies import shard_bytes, tensor_of, write_checkpoint
 from vllm_models import CASES, Case, canonical, held, write_ranks as write_vllm
 
-COMMANDS = ["layout megatron", "layout vllm-sharded-state", "layout probe"]
+COMMANDS = ["layout megatron", "layout fp8", "layout vllm-sharded-state", "layout probe"]
 LOADER = """
 from pathlib import Path
 
@@ -96,6 +97,7 @@ def commands(base: Path, loader: str, tmp_path: Path) -> dict[str, tuple[str | P
     write_dense(tmp_path / "halves", halves, LLAMA.config)
     return {
         "layout megatron": ("layout", "megatron", base, "--tp", "2"),
+        "layout fp8": ("layout", "fp8", *write_fp8(tmp_path / "fp8")),
         "layout vllm-sharded-state": (
             *("layout", "vllm-sharded-state", tmp_path / "vllm/base", tmp_path / "vllm/ranks-0"),
             *("--tp", "2"),
@@ -356,7 +358,7 @@ def test_dtypes_of_shards_are_the_same_in_any_order(run: Run, base: Path, tmp_pa
         ("--pp 2 --layers 99999999999999999999,1", "numbers of layers expected", "--layers 7,8,8,7"),
         ("--padded-vocab 8", "30 rows, more than the 8 of the padded vocabulary", ""),
         ("--stored FP32", "dtype FP32: is none of", "F32"),
-        ("--stored I32", "cast makes one of F64, F32, F16, BF16", "dtypes that --stored says"),
+        ("--stored I32", "cast makes one of F64, F32, F16, BF16", "the dtypes that shards have"),
         ("--stored F32 --stored *nrom*=BF16", "pattern *nrom*: no tensor of the base matches", "dcr inspect --tensors"),
         ("--stored *w*=F32 --stored *norm.w*=BF16", "pattern *norm.w*: others before it match", "names are those"),
         ("--skip-tensor lm_haed.weight", "pattern lm_haed.weight: no tensor of the base", "dcr inspect --tensors"),

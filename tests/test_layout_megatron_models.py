@@ -331,6 +331,32 @@ def test_the_bias_of_a_router_is_always_f32() -> None:
     assert name in megatron_layout(each.config, as_stored, Sizes(), Options(stored={"*bias": "BF16"})).rules
 
 
+def test_weights_of_every_family_may_be_fp8() -> None:
+    """Ranks hold what they hold of a BF16 model; every tensor but the scales is in the same boxes."""
+    for each in MODELS:
+        forms = each.forms
+        for name, shape in each.shapes.items():
+            if len(shape) == 2 and name.endswith("_proj.weight"):
+                scales = Form("F32", tuple(-(-count // 128) for count in shape))
+                forms |= {name: Form("F8_E4M3", shape), f"{name}_scale_inv": scales}
+        sizes = Sizes(tensor=2, expert_tensor=1)
+        plain, layout = (megatron_layout(each.config, some, sizes) for some in (each.forms, forms))
+        assert layout.shards == plain.shards and layout.tensors == forms
+        assert owners(layout) == owners(plain)
+        made = {name for name, rule in layout.rules.items() if rule.kind == "fp8-block"}
+        assert made == {name for name in forms if forms[name].dtype == "F8_E4M3" or name.endswith("_scale_inv")}
+
+
+def test_scales_of_skipped_weights_are_skipped() -> None:
+    name = f"{LAYER}.self_attn.o_proj.weight"
+    scales = {f"{name}_scale_inv": Form("F32", (1, 1))}
+    forms = {**reshaped(name, HIDDEN, HEADS * DIM, dtype="F8_E4M3"), **scales}
+    assert megatron_layout(LLAMA.config, forms, Sizes()).rules.keys() == {name, *scales}
+    layout = megatron_layout(LLAMA.config, forms, Sizes(), Options(skip=(name,)))
+    assert layout.skipped == {name, *scales} and not layout.rules
+    assert owners(layout)
+
+
 def test_skipped_tensors_are_in_no_shard() -> None:
     each = deepseek("deepseek_v3")
     layout = megatron_layout(each.config, each.forms, Sizes(pipeline=2), Options(skip=("model.layers.2.*",)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from typing import Annotated
@@ -107,6 +108,17 @@ Config = Annotated[
 ]
 
 
+Fp8 = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--fp8",
+        metavar="OPTION=VALUE",
+        help="How FP8 weights of BASE were made, as formula='x * (448 / a)', least_amax=1e-4, power_of_two=true or "
+        "block=[64,64]; may be repeated. [default: as in BASE's config, else as DeepSeek's: x / s, blocks of 128x128]",
+    ),
+]
+
+
 @command_of(GROUP, "megatron")
 def megatron(
     session: Session,
@@ -143,6 +155,7 @@ def megatron(
     path: Annotated[
         str | None, typer.Option("--path", metavar="PATTERN", help="How the files of ranks are named.")
     ] = None,
+    fp8: Fp8 = None,
     separate_norms: Annotated[
         bool, typer.Option("--separate-norms", help="Norms are modules of their own, as without Transformer Engine.")
     ] = False,
@@ -169,6 +182,7 @@ def megatron(
         stored=_stored(stored or ()),
         skip=skip_tensor or (),
         path=path,
+        fp8=_fp8(fp8 or ()),
         has_fused_norms=not separate_norms,
         has_grouped_experts=not separate_experts,
         output=path_of(output, "--output") if output is not None else None,
@@ -194,6 +208,56 @@ def _stored(given: Sequence[str]) -> dict[str, str]:
             raise UsageError("--stored", facts, hint="such as --stored F32, or --stored '*norm*=BF16'")
         found[key] = dtype
     return found
+
+
+def _fp8(given: Sequence[str]) -> dict[str, object]:
+    found: dict[str, object] = {}
+    for text in given:
+        option, equals, value = text.partition("=")
+        if not option or not equals or option in found:
+            facts = f"OPTION=VALUE expected, each option once, found {shown(text)}"
+            raise UsageError("--fp8", facts, hint="such as --fp8 power_of_two=true")
+        try:
+            found[option] = json.loads(value)
+        except ValueError:
+            found[option] = value
+    return found
+
+
+@command_of(GROUP, "fp8")
+def fp8(
+    session: Session,
+    base: Annotated[str, typer.Argument(metavar="BASE", help="A checkpoint with FP8 weights and their scales.")],
+    shards: Annotated[
+        str,
+        typer.Argument(
+            metavar="SHARDS",
+            help="The same model without FP8: a checkpoint, shards that say of themselves, or a layout file of others.",
+        ),
+    ],
+    config: Config = None,
+    fp8: Fp8 = None,
+    skip: Skip = None,
+    output: Output = None,
+    tensors: Tensors = False,
+) -> int:
+    """Make the layout by which SHARDS of BF16, or of F32 masters, are read as a checkpoint like BASE, with FP8 weights.
+
+    Where BASE has NAME and NAME_scale_inv, or NAME_scale, both are made of NAME in SHARDS, by blocks or by rows.
+    """
+    from dcr_cli.families import fp8_layout
+    from dcr_cli.report import layouts
+
+    result = fp8_layout(
+        path_of(base, "BASE"),
+        path_of(shards, "SHARDS"),
+        config=path_of(config, "--config") if config is not None else None,
+        fp8=_fp8(fp8 or ()),
+        skip=skip or (),
+        output=path_of(output, "--output") if output is not None else None,
+        tensors=tensors,
+    )
+    return session.finish(result, lambda: layouts.layout_lines(result))
 
 
 @command_of(GROUP, "vllm-sharded-state")

@@ -12,16 +12,16 @@ from typing import Any
 
 from dcr_cli.checkpoint.header import DTYPES
 from dcr_cli.checkpoint.names import shown
-from dcr_cli.errors import DamagedError, UnsupportedError, UsageError
+from dcr_cli.errors import UnsupportedError, UsageError
+from dcr_cli.layout.fp8 import CAST, options_of, plain_forms, with_rules
 from dcr_cli.layout.layout import Form, Layout, Rule
 from dcr_cli.layout.megatron.dividing import Divider, Naming
 from dcr_cli.layout.megatron.entries import Config
 from dcr_cli.layout.megatron.families import family_of
 from dcr_cli.layout.megatron.matching import WHAT, Local, check_all_found, find_locals, find_vocabulary
 from dcr_cli.layout.megatron.ranks import Sizes
-from dcr_cli.layout.residual.rules import HALVES, check_rules
+from dcr_cli.layout.residual.rules import HALVES
 
-CAST = "cast"
 # The pattern of what no other one is of.
 ALL = "*"
 _NAMES = "names are those of the base, such as model.norm.weight; dcr inspect --tensors lists them"
@@ -34,7 +34,8 @@ class Options:
     `padded_vocabulary` is how many rows embeddings have, by default the fewest that all ranks can divide. `stored`
     says by patterns of canonical names which dtypes shards have, such as {"*": "F32"} where they hold F32 masters; of
     several that match the first one counts, and `*` wherever it stands only where no other one does. `skip` are
-    patterns of canonical tensors that no shard holds. `path` names the files of ranks, as Sizes.paths() says.
+    patterns of canonical tensors that no shard holds. `path` names the files of ranks, as Sizes.paths() says. `fp8` are
+    options of the rules that make FP8 weights, besides what config.json says of them.
     """
 
     padded_vocabulary: int | None = None
@@ -42,6 +43,7 @@ class Options:
     skip: tuple[str, ...] = ()
     naming: Naming = field(default_factory=Naming)
     path: str | None = None
+    fp8: Mapping[str, Any] = field(default_factory=dict)
 
 
 def megatron_layout(
@@ -50,7 +52,8 @@ def megatron_layout(
     """Make the layout of shards in which every rank has written its own tensors: what `state_dict()` names, without
     `_extra_state`.
 
-    `forms` are those of the canonical tensors, taken from a checkpoint. There is a file for each of Sizes.ranks().
+    `forms` are those of the canonical tensors, taken from a checkpoint; shards have FP8 weights that have scales in
+    BF16, and these are made of them. There is a file for each of Sizes.ranks().
     Where there are several expert ranks, each of their files has the dense tensors of its tensor rank too: the first
     file in the order of ranks owns them, the others hold replicas. Layers are numbered from 0 in each pipeline stage,
     experts in each expert rank. With virtual stages, names begin with the stage's, model0, model1 and so on. A tied
@@ -66,8 +69,9 @@ def megatron_layout(
     known = Config(config)
     family = family_of(known)
     chunks, files = sizes.chunks(known.layers), sizes.paths(setup.path)
-    skipped = _skipped(forms, setup.skip)
-    model = {name: form for name, form in forms.items() if name not in skipped}
+    plain = plain_forms(forms)
+    skipped = _skipped(plain, setup.skip)
+    model = {name: form for name, form in plain.items() if name not in skipped}
     found = [
         *find_vocabulary(known, family, model, sizes, setup.padded_vocabulary),
         *find_locals(family.entries, model, known.layers),
@@ -76,12 +80,8 @@ def megatron_layout(
     stored = dict(_stored(found, model, setup.stored))
     rules = dict(_rules(found, model, stored))
     shards = Divider(sizes, stored, chunks, setup.naming).divide(found, files)
-    layout = Layout(WHAT, forms, shards, skipped, {name: stored[name] for name in rules}, rules)
-    try:
-        check_rules(layout)
-    except DamagedError as error:
-        raise UsageError(error.what, error.facts, hint="do shards have the dtypes that --stored says?") from error
-    return layout
+    layout = Layout(WHAT, plain, shards, skipped, {name: stored[name] for name in rules}, rules)
+    return with_rules(layout, forms, {**options_of(config), **setup.fp8})
 
 
 def _skipped(forms: Mapping[str, Form], patterns: Iterable[str]) -> frozenset[str]:
