@@ -153,7 +153,14 @@ def megatron(
         ),
     ] = None,
     path: Annotated[
-        str | None, typer.Option("--path", metavar="PATTERN", help="How the files of ranks are named.")
+        str | None,
+        typer.Option(
+            "--path",
+            metavar="PATTERN",
+            help="How the files of ranks are named, with fields {tensor}, {pipeline}, {expert} and {expert_tensor}, "
+            "numbers from 0. [default: mp_rank_{tensor:02d}/model.safetensors, its folder with _{pipeline:03d} and "
+            "_{expert:03d} where there are several of these ranks]",
+        ),
     ] = None,
     fp8: Fp8 = None,
     separate_norms: Annotated[
