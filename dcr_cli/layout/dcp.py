@@ -38,7 +38,8 @@ def dcp_layout(shards: RankShards, forms: Mapping[str, Form] | None) -> Layout:
     are_known = forms is not None
     if forms is None:
         forms = _forms(shards, offsets)
-    found = {path: _local_tensors(shards, path, begins, forms) for path, begins in offsets.items()}
+    tied = _embedding(forms)
+    found = {path: _local_tensors(shards, path, begins, forms, embedding=tied) for path, begins in offsets.items()}
     return Layout(str(shards.root), forms, found, hint=_hint(shards), has_known_shapes=are_known)
 
 
@@ -85,10 +86,15 @@ def _embedding(forms: Mapping[str, Form]) -> str | None:
 
 
 def _local_tensors(
-    shards: RankShards, path: str, begins: Mapping[str, tuple[int, ...]], forms: Mapping[str, Form]
+    shards: RankShards,
+    path: str,
+    begins: Mapping[str, tuple[int, ...]],
+    forms: Mapping[str, Form],
+    *,
+    embedding: str | None,
 ) -> dict[str, LocalTensor]:
     found = {}
-    what, embedding = str(shards.root / path), _embedding(forms)
+    what = str(shards.root / path)
     for entry in shards.shards[path].header.tensors:
         own = Form(entry.dtype, entry.shape)
         name = embedding if embedding is not None and _HEAD.fullmatch(entry.name) else entry.name
