@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         WrongBaseError as WrongBaseError,
     )
     from dcr_cli.families import (
+        fp8_layout as fp8_layout,
         megatron_layout as megatron_layout,
         probe_layout as probe_layout,
         vllm_layout as vllm_layout,
@@ -85,6 +86,7 @@ _HOME_OF = {
     "show_layout": "layouts",
     "check_layout": "layouts",
     "compose_layouts": "layouts",
+    "fp8_layout": "families",
     "megatron_layout": "families",
     "vllm_layout": "families",
     "probe_layout": "families",
@@ -152,6 +154,7 @@ __all__ = [
     "compose_layouts",
     "diff",
     "follow",
+    "fp8_layout",
     "inspect",
     "log",
     "megatron_layout",

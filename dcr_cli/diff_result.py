@@ -38,8 +38,9 @@ class DiffRow:
 class DiffResult:
     """What two checkpoints differ in. Sizes are in bytes; `delta_bytes` is what the whole delta folder takes.
 
-    `encodings` are the changed tensors of each encoding, `encoding_bytes` the bytes that their changes take in the
-    delta. `output` is where it was written or, for a dry run, would be.
+    `not_read` are tensors that the target's layout skips, which are taken to be the base's. `encodings` are the changed
+    tensors of each encoding, `encoding_bytes` the bytes that their changes take in the delta. `output` is where it was
+    written or, for a dry run, would be.
     """
 
     tensors: int
@@ -54,6 +55,7 @@ class DiffResult:
     renamed: tuple[tuple[str, str], ...]
     moved: tuple[str, ...]
     files_changed: tuple[str, ...]
+    not_read: tuple[str, ...]
     base: State
     target: State
     encodings: dict[str, int]
@@ -116,6 +118,7 @@ def summarize(found: Compared, output: Sink) -> DiffResult:
         renamed=renamed,
         moved=tuple(_moved(base, target)),
         files_changed=tuple(sorted(_changed_files(manifest, found.base_files))),
+        not_read=target.not_read,
         base=found.base_state,
         target=found.target_state,
         encodings=dict(encodings),

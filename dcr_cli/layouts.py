@@ -61,7 +61,8 @@ class LayoutResult:
 
     `elements` are those of its canonical tensors, `placed_elements` those of boxes, replicas too; `padding` are
     elements of local tensors that are in no box. `rules` counts the tensors that are made by a rule, by its kind.
-    `rows` are the local tensors, if they were asked for; `output` is the file that it was written to.
+    Unless `has_known_shapes`, nobody said how large tensors are, and they are as large as the shards that are there
+    need. `rows` are the local tensors, if they were asked for; `output` is the file that it was written to.
     """
 
     layout: str
@@ -74,6 +75,7 @@ class LayoutResult:
     padding: int
     rules: Mapping[str, int]
     skipped: tuple[str, ...]
+    has_known_shapes: bool
     output: str | None
     rows: tuple[LocalFacts, ...]
 
@@ -84,6 +86,7 @@ class CheckLayoutResult:
 
     `checkpoint`: its shards are those of the layout. `base`: its tensors are. `is_deep`: all bytes of the shards were
     read, replicas agree, and padding is as the layout says; `replica_elements` are there more than once.
+    `has_known_shapes` is as in LayoutResult: without, no shard is missed that holds the end of a tensor.
     """
 
     layout: str
@@ -94,21 +97,28 @@ class CheckLayoutResult:
     elements: int
     shards: int
     replica_elements: int
+    has_known_shapes: bool
 
 
 def show_layout(
     layout: str | os.PathLike[str],
     *,
+    base: str | os.PathLike[str] | None = None,
     output: str | os.PathLike[str] | None = None,
     tensors: bool = False,
     skip: Sequence[str] = (),
 ) -> LayoutResult:
     """Say what a layout holds: that of a file, or that which the shards in a folder tell themselves, which `output`
-    writes to a file; with `tensors`, every local tensor.
+    writes to a file; with `tensors`, every local tensor. Its tensors are those of checkpoint `base`, if it is given;
+    shards do not say how large a tensor is.
 
     Raises NotFoundError, DamagedError, UnsupportedError, and ConflictError if the file is there already.
     """
-    return told(_layout_at(layout, None, skip), output, tensors=tensors)
+    like = open_checkpoint(base, what="base") if base is not None else None
+    found = _layout_at(layout, like, skip)
+    if like is not None:
+        check_like(found, like)
+    return told(found, output, tensors=tensors)
 
 
 def check_layout(
@@ -151,6 +161,7 @@ def check_layout(
         elements=elements,
         shards=len(found.shards),
         replica_elements=replicas,
+        has_known_shapes=found.has_known_shapes,
     )
 
 
@@ -212,6 +223,7 @@ def told(layout: Layout, output: str | os.PathLike[str] | None, *, tensors: bool
         padding=sum(tensor.form.elements for _, _, tensor in locals_of) - placed,
         rules=dict(Counter(rule.kind for rule in layout.rules.values())),
         skipped=tuple(sorted(layout.skipped)),
+        has_known_shapes=layout.has_known_shapes,
         output=str(output) if output is not None else None,
         rows=tuple(_facts(*each) for each in locals_of) if tensors else (),
     )

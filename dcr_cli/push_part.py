@@ -277,4 +277,5 @@ class _Run:
             delta_bytes=done.delta_bytes,
             uploaded_bytes=done.sent_bytes,
             recovered=done.is_recovered,
+            not_read=self._source.not_read,
         )

@@ -61,7 +61,8 @@ def spawn(*arguments: str | Path, **options: Any) -> subprocess.CompletedProcess
 
 # Every command: for people, as JSON, quietly; those that make layouts of models are test_families.py's.
 
-ON_A_PAIR = [name for name in COMMANDS if name not in ("layout megatron", "layout vllm-sharded-state", "layout probe")]
+OF_MODELS = [f"layout {name}" for name in ("fp8", "megatron", "vllm-sharded-state", "probe")]
+ON_A_PAIR = [name for name in COMMANDS if name not in OF_MODELS]
 
 
 def commands(pair: tuple[Path, Path], delta: Path, tmp_path: Path) -> dict[str, tuple[str | Path, ...]]:
@@ -132,8 +133,8 @@ def test_quiet_is_quiet(command: str, run: Run, tiny_pair: tuple[Path, Path], de
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("bare", [False, True])
 def test_json_of_a_failure_is_one_document(command: str, bare: bool, run: Run, tmp_path: Path) -> None:
-    of_two = ("diff", "apply", "push", "pull", "anchor", "layout compose", "layout vllm-sharded-state", "layout probe")
-    arguments = 2 if command in of_two else 1
+    of_two = ("diff", "apply", "push", "pull", "anchor", "layout compose", *OF_MODELS)
+    arguments = 2 if command in of_two and command != "layout megatron" else 1
     nowhere = [] if bare else [tmp_path / f"nowhere-{number}" for number in range(arguments)]
     ran = run(*command.split(), *nowhere, "--json")
     code = 2 if bare else 3
@@ -216,6 +217,24 @@ def test_hints_fit_the_command(run: Run, tiny_pair: tuple[Path, Path], delta: Pa
     assert is_failure(run("inspect", base / "none"), 3, "no such folder", "spelling")
     assert is_failure(run("inspect", base.parent), 3, "holds no checkpoint", "dcr pull fills")
     assert is_failure(run("apply", delta, base / "none"), 3, "no such folder", "spelling")
+
+
+def test_shards_that_are_no_safetensors_are_named(run: Run, tiny_pair: tuple[Path, Path], tmp_path: Path) -> None:
+    """What PyTorch's distributed checkpoint writes of its own."""
+    pickles, layout = tmp_path / "pickles", tmp_path / "layout.json"
+    pickles.mkdir()
+    for name in (".metadata", "__0_0.distcp", "__1_0.distcp"):
+        (pickles / name).write_bytes(b"\x80\x02")
+    layout.write_bytes(encode_layout(Layout("", forms_of(open_checkpoint(tiny_pair[0])), {})))
+    for arguments in (
+        ("inspect", pickles),
+        ("diff", tiny_pair[0], pickles),
+        ("diff", tiny_pair[0], pickles, "--layout", layout),
+        ("push", pickles, tmp_path / "remote"),
+        ("layout", "show", pickles),
+    ):
+        ran = run(*arguments)
+        assert is_failure(ran, 3, "holds *.distcp files of PyTorch's distributed", "HuggingFaceStorageWriter"), ran.err
 
 
 def test_a_remote_is_told_from_a_checkpoint(run: Run, tiny_pair: tuple[Path, Path], remote: Path) -> None:

@@ -20,13 +20,14 @@ from dcr_cli.layout.document import decode_layout, encode_layout, read_layout
 from dcr_cli.layout.megatron.assembly import Options, megatron_layout as make_megatron
 from dcr_cli.layout.megatron.dividing import Naming
 from dcr_cli.layout.megatron.ranks import Sizes
+from fp8_models import write_fp8
 from megatron_models import LLAMA, MODELS, Model, deepseek
 from megatron_shards import AS_USUAL, Setup, as_tensors, dense_llama, write_ranks as write_megatron
 from receivers import tree
 from strategies import shard_bytes, tensor_of, write_checkpoint
 from vllm_models import CASES, Case, canonical, held, write_ranks as write_vllm
 
-COMMANDS = ["layout megatron", "layout vllm-sharded-state", "layout probe"]
+COMMANDS = ["layout megatron", "layout fp8", "layout vllm-sharded-state", "layout probe"]
 LOADER = """
 from pathlib import Path
 
@@ -96,6 +97,7 @@ def commands(base: Path, loader: str, tmp_path: Path) -> dict[str, tuple[str | P
     write_dense(tmp_path / "halves", halves, LLAMA.config)
     return {
         "layout megatron": ("layout", "megatron", base, "--tp", "2"),
+        "layout fp8": ("layout", "fp8", *write_fp8(tmp_path / "fp8")),
         "layout vllm-sharded-state": (
             *("layout", "vllm-sharded-state", tmp_path / "vllm/base", tmp_path / "vllm/ranks-0"),
             *("--tp", "2"),
@@ -268,9 +270,9 @@ QWEN3_MOE = next(each for each in MODELS if each.config["model_type"] == "qwen3_
         ),
         (
             deepseek("deepseek_v3"),
-            "--pp 2 --skip-tensor model.layers.2.* --skip-tensor nothing",
+            "--pp 2 --skip-tensor model.layers.2.* --skip-tensor *.norm.weight",
             Sizes(pipeline=2),
-            Options(skip=("model.layers.2.*", "nothing")),
+            Options(skip=("model.layers.2.*", "*.norm.weight")),
         ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -291,7 +293,17 @@ def test_skipped_tensors_are_the_bases(run: Run, base: Path, tmp_path: Path) -> 
     ranks = write_megatron(tmp_path / "ranks", dense, Setup(lacks=("decoder.final_layernorm.weight",)))
     made = run("layout", "megatron", base, "--tp", 2, "--pp", 2, "--skip-tensor", skipped, "-o", layout, "--json").json
     assert made["skipped"] == [skipped]
-    assert run("diff", base, ranks, "--layout", layout, "-o", tmp_path / "delta", "-q").code == 0
+    told = f"  not read   taken as the base's: 1 tensor: {skipped}\n"
+    compared = ("diff", base, ranks, "--layout", layout)
+    assert told in run(*compared).out and run(*compared, "--json").json["not_read"] == [skipped]
+    remote = tmp_path / "remote"
+    for place, options in ((base, ()), (ranks, ("-n",)), (ranks, ("--part", "0/1")), (ranks, ())):
+        published = ("push", place, remote, "--baseline", tmp_path / "baseline", *options)
+        is_sharded = place == ranks
+        ran = run(*published, *(("--layout", layout) if is_sharded else ()))
+        assert ran.code == 0 and (told in ran.out) == is_sharded, ran
+    assert run(*published, "--layout", layout, "--json").json["not_read"] == [skipped]
+    assert run(*compared, "-o", tmp_path / "delta", "-q").code == 0
     assert run("apply", tmp_path / "delta", base, "-q").code == 0
     target = write_dense(tmp_path / "target", dense | {skipped: dense_llama()[skipped]}, LLAMA.config)
     assert tree(base) == tree(target)
@@ -318,6 +330,16 @@ def test_the_config_is_found_or_named(run: Run, base: Path, tmp_path: Path) -> N
     assert is_failure(run(*command[:-1], "--config", ""), 2, "--config", "variable")
 
 
+def test_dtypes_of_shards_are_the_same_in_any_order(run: Run, base: Path, tmp_path: Path) -> None:
+    """One without a pattern is that of all tensors that no pattern names."""
+    orders = ("--stored", "F32", "--stored", "*norm*=BF16"), ("--stored", "*norm*=BF16", "--stored", "F32")
+    for number, order in enumerate(orders):
+        assert run("layout", "megatron", base, *order, "-o", tmp_path / f"{number}.json", "-q").code == 0
+    found = read_layout(tmp_path / "0.json")
+    assert (tmp_path / "0.json").read_bytes() == (tmp_path / "1.json").read_bytes()
+    assert set(found.rules) == {name for name in LLAMA.shapes if "norm" not in name}
+
+
 @pytest.mark.parametrize(
     ("options", "message", "hint"),
     [
@@ -336,6 +358,10 @@ def test_the_config_is_found_or_named(run: Run, base: Path, tmp_path: Path) -> N
         ("--pp 2 --layers 99999999999999999999,1", "numbers of layers expected", "--layers 7,8,8,7"),
         ("--padded-vocab 8", "30 rows, more than the 8 of the padded vocabulary", ""),
         ("--stored FP32", "dtype FP32: is none of", "F32"),
+        ("--stored I32", "cast makes one of F64, F32, F16, BF16", "the dtypes that shards have"),
+        ("--stored F32 --stored *nrom*=BF16", "pattern *nrom*: no tensor of the base matches", "dcr inspect --tensors"),
+        ("--stored *w*=F32 --stored *norm.w*=BF16", "pattern *norm.w*: others before it match", "names are those"),
+        ("--skip-tensor lm_haed.weight", "pattern lm_haed.weight: no tensor of the base", "dcr inspect --tensors"),
         ("--stored =F32", "[PATTERN=]DTYPE expected", "--stored F32"),
         ("--stored x=", "[PATTERN=]DTYPE expected", "--stored F32"),
         ("--stored F32 --stored *=BF16", "each pattern once", "--stored F32"),
@@ -481,6 +507,34 @@ def test_a_loader_is_probed(run: Run, loader: str, tmp_path: Path) -> None:
     assert tree(ranks[0]) == tree(ranks[1])
 
 
+@pytest.mark.parametrize(
+    "order", ["lm_head.weight=model.embed_tokens.weight", "model.embed_tokens.weight=lm_head.weight"]
+)
+def test_a_loader_with_one_tensor_for_two_that_are_tied(order: str, run: Run, loader: str, tmp_path: Path) -> None:
+    """The checkpoint has both; what the loader has is read as both, and is changed where both are."""
+    layout, delta, engine = tmp_path / "layout.json", tmp_path / "delta", tmp_path / "engine"
+    versions = []
+    for version, name in enumerate(("base", "target", "parted")):
+        dense = {each: array.astype("f4") for each, array in dense_llama(min(version, 1)).items()}
+        if name != "parted":
+            dense["lm_head.weight"] = dense["model.embed_tokens.weight"]
+        versions.append(write_dense(tmp_path / name, dense, LLAMA.config))
+        if version == 0:
+            engine.mkdir()
+            held = {each: array for each, array in dense.items() if each != "lm_head.weight"}
+            (engine / "model.safetensors").write_bytes(shard_bytes(as_tensors(held)))
+            shutil.copy(versions[0] / "config.json", engine)
+    base, target, parted = versions
+    probed = ("layout", "probe", f"{loader}:headless", base, "--scratch", tmp_path, "--tied", order, "-o", layout)
+    assert run(*probed, "--json").json["skipped"] == []
+    assert run("layout", "check", layout, engine, "--base", base, "--deep", "-q").code == 0
+    assert run("diff", base, target, "-o", delta, "-q").code == 0
+    assert run("apply", delta, engine, "--layout", layout, "-q").code == 0
+    assert run("verify", engine, "--against", target, "-q").code == 0
+    assert run("diff", target, parted, "-o", tmp_path / "part", "-q").code == 0
+    assert is_failure(run("apply", tmp_path / "part", engine), 8, "which are one tensor here, differ in the target")
+
+
 def test_the_options_of_a_probe(run: Run, loader: str, tmp_path: Path) -> None:
     dense = {name: each.astype("f4") for name, each in dense_llama().items()}
     base = write_dense(tmp_path / "base", dense, LLAMA.config)
@@ -492,13 +546,23 @@ def test_the_options_of_a_probe(run: Run, loader: str, tmp_path: Path) -> None:
     assert is_failure(lacking, 8, "holds nothing of tensors lm_head.weight", "right to leave out")
     lacking = probed(f"{loader}:headless", "--may-lack", "lm_head.*", "--may-lack", "nothing", "--json")
     assert lacking.json["skipped"] == ["lm_head.weight"]
+    for options, message in (
+        ("lm_head.weight", "A=B expected"),
+        ("lm_head.weight=", "A=B expected"),
+        ("lm_head.weight=head", "the base has no tensor head"),
+        ("lm_head.weight=lm_head.weight", "these are F32 [30, 8] and F32 [30, 8]"),
+        ("lm_head.weight=model.norm.weight", "these are F32 [30, 8] and F32 [8]"),
+    ):
+        assert is_failure(probed(f"{loader}:headless", "--tied", options), 2, message)
+    tied = "--tied", "lm_head.weight=model.embed_tokens.weight"
+    assert is_failure(probed(f"{loader}:whole", *tied), 2, "the loader has both, each for itself", "leave it out")
     lacking = probed(f"{loader}:first_rank", "--may-lack", "*")
     assert is_failure(lacking, 4, "lm_head.weight: element [15, 0] is in no shard")
     for name, code, message, hint in (
         (loader, 2, "is not of the form module:function", "such as package.module:load"),
-        (f"{loader}:number", 2, "not a function", "name a function"),
-        (f"{loader}:none", 3, "cannot be imported", "PYTHONPATH"),
-        (f"no_{loader}:load", 3, "cannot be imported", "PYTHONPATH"),
+        (f"{loader}:number", 2, "has no function of that name", "spelled"),
+        (f"{loader}:none", 2, "has no function of that name", "spelled"),
+        (f"no_{loader}:load", 2, "cannot be imported", "PYTHONPATH"),
         (f"{loader}:fail", 8, "OSError: no room", "try it alone"),
     ):
         assert is_failure(probed(name), code, message, hint), name

@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 
+from commands import Ran, Run, is_failure
 from dcr_cli import apply, diff, verify
 from dcr_cli.cli import main
 from dcr_cli.errors import DamagedError, UnsupportedError
 from dcr_cli.inspect import inspect
+from dcr_cli.layout.document import read_layout
 from dcr_cli.layout.opening import is_sharded, open_any
 from layouts import Cut, cut_rows, dcp_metadata, dcp_name, part_of, run_world, write_dcp
 from receivers import tree
@@ -198,8 +200,70 @@ def test_the_end_that_is_missing_is_not_missed_without_a_base(pair: tuple[Path, 
 def test_tensors_that_the_base_has_not_are_named(pair: tuple[Path, Path, Path]) -> None:
     base, _, ranks = pair
     say(ranks, 2, info_with(2, "new", {"saved_offsets": [0]}), new=tensor_of("F32", (2,)))
-    with pytest.raises(DamagedError, match=r"shard-00002-.*: tensor new is not in the base"):
+    with pytest.raises(DamagedError, match=r"shard-00002-.*: tensor new is not in the base") as caught:
         diff(base, ranks)
+    assert caught.value.hint == "the base has to be a checkpoint with all tensors of the shards"
+
+
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+
+def write_tied(root: Path, embedding: TensorData, head: TensorData) -> Path:
+    """Write the embedding and the output layer by rows, as two ranks hold them."""
+    names = {EMBEDDING: embedding, HEAD: head, "model.layers.1.embed_tokens.weight": embedding}
+    ranks = [[rows[rank] for rows in (cut_rows(name, embedding[1], 2) for name in names)] for rank in (0, 1)]
+    return write_dcp(root, names, ranks)
+
+
+def test_a_tied_output_layer_that_the_base_has_not_is_the_embedding(tmp_path: Path) -> None:
+    old = tensor_of("BF16", (9, 4))
+    new = with_changes(old, [0, 35])
+    other = "model.layers.1.embed_tokens.weight"
+    base = write_checkpoint(tmp_path / "base", {EMBEDDING: old, other: old}, sidecars=SIDECARS)
+    dense = write_checkpoint(tmp_path / "dense", {EMBEDDING: new, other: new}, sidecars=SIDECARS)
+    ranks = write_tied(tmp_path / "ranks", new, new)
+    diff(base, dense, tmp_path / "dense-delta")
+    diff(base, ranks, tmp_path / "delta")
+    assert tree(tmp_path / "delta") == tree(tmp_path / "dense-delta")
+    # One that is not the same is no output layer that was tied.
+    untied = write_tied(tmp_path / "untied", new, with_changes(new, [20]))
+    with pytest.raises(DamagedError, match=rf"{EMBEDDING}: element \[5, 0\] is .* in {HEAD} of shard-00002"):
+        diff(base, untied)
+    # Where the base has both they are two tensors, as they are where it is not known which the embedding is.
+    both = write_checkpoint(tmp_path / "both", {EMBEDDING: new, HEAD: new, other: new}, sidecars=SIDECARS)
+    assert diff(both, untied).changed_elements == 1
+    two = write_checkpoint(tmp_path / "two", {EMBEDDING: old, "wte.weight": old, other: old}, sidecars=SIDECARS)
+    with pytest.raises(DamagedError, match=f"tensor {HEAD} is not in the base"):
+        diff(two, ranks)
+
+
+def test_a_layout_that_is_written_down_has_the_shapes_of_the_base(
+    pair: tuple[Path, Path, Path], run: Run, tmp_path: Path
+) -> None:
+    """The files of the last rank are missing: without a base nobody knows."""
+    base, _, ranks = pair
+    assert run("layout", "show", ranks, "--base", base, "-o", tmp_path / "whole.json", "--json").json[
+        "has_known_shapes"
+    ]
+    assert diff(base, ranks, layout=tmp_path / "whole.json").changed_elements == 6
+    told = "  shapes     as far as these shards reach; --base CHECKPOINT says how large tensors are\n"
+    for command in ("show", "check"):
+        ran = run("layout", command, ranks)
+        assert ran.code == 0 and told in ran.out
+        assert told not in run("layout", command, ranks, "--base", base).out
+        assert not run("layout", command, ranks, "--json").json["has_known_shapes"]
+    (ranks / dcp_name(3)).unlink()
+    assert read_shape(run("layout", "show", ranks, "--base", base, "-o", tmp_path / "of-base.json"), tmp_path) == 37
+    missing = run("diff", base, ranks, "--layout", tmp_path / "of-base.json")
+    assert is_failure(missing, 4, "tensor embed: element [26, 0] is in no shard")
+    other = write_checkpoint(tmp_path / "other", {"embed": tensor_of("BF16", (37, 6))})
+    assert is_failure(run("layout", "show", tmp_path / "whole.json", "--base", other), 4, "is not in")
+
+
+def read_shape(ran: Ran, folder: Path) -> int:
+    """How many rows a layout that was just written has of the embedding."""
+    assert ran.code == 0, ran
+    return read_layout(folder / "of-base.json").tensors["embed"].shape[0]
 
 
 def test_shards_of_several_dtypes_or_ranks_are_refused(tmp_path: Path) -> None:

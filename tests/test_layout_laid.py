@@ -211,6 +211,16 @@ def test_sidecars_are_those_of_the_base_but_for_own_ones(case: Case) -> None:
     assert files["tokenizer/vocab.txt"] == SIDECARS["tokenizer/vocab.txt"]
 
 
+def test_a_weight_map_beside_shards_is_not_that_of_the_target(case: Case) -> None:
+    """It names tensors of the shards; those of the target lie in the files of the base."""
+    (case.ranks / "model.safetensors.index.json").write_bytes(b'{"weight_map": {"q": "rank-0.safetensors"}}')
+    assert diff(case.base, case.ranks, layout=case.layout).files_changed == ()
+    diff(case.base, case.ranks, case.folder / "delta", layout=case.layout)
+    apply(case.folder / "delta", case.base)
+    assert tree(case.base) == tree(case.dense)
+    assert diff(case.dense, case.ranks, layout=case.layout).same
+
+
 def test_skipped_tensors_are_unchanged_and_not_counted_as_verified(case: Case) -> None:
     del case.document["shards"]["rank-1.safetensors"]["step"]
     case.document["skipped"] = ["step"]

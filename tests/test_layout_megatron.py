@@ -128,12 +128,6 @@ CASES: dict[str, tuple[mappings.Mapping, list[tuple[int, ...]], Cut, Sequence[in
         lambda a, t: split_rows(interleaved(np.split(a[0], [16, 24]), 4), t),
         (1, 2, 4, 8),
     ),
-    "kv": (
-        partial(mappings.kv, groups=4),
-        [(8, HIDDEN)] * 2,
-        lambda a, t: split_rows(interleaved(a, 4), t),
-        (1, 2, 4, 8),
-    ),
     "norms of heads": (
         partial(mappings.by_heads, count=2),
         [(2 * DIM,)],

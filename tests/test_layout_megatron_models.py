@@ -5,16 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from dcr_cli.errors import DamagedError, DcrError, UnsupportedError, UsageError
 from dcr_cli.layout.coverage import Coverage
 from dcr_cli.layout.laid import lay
-from dcr_cli.layout.layout import ZERO, Form, Layout
+from dcr_cli.layout.layout import ZERO, Form, Layout, Rule
 from dcr_cli.layout.megatron.assembly import Options, megatron_layout
 from dcr_cli.layout.megatron.dividing import Naming
 from dcr_cli.layout.megatron.families import _FAMILIES
 from dcr_cli.layout.megatron.ranks import Rank, Sizes
+from dcr_cli.layout.residual.rules import Elementwise, conversion_of
 from dcr_cli.layout.shards import open_shards
 from megatron_models import (
     DIM,
@@ -25,6 +27,7 @@ from megatron_models import (
     MODELS,
     VOCABULARY,
     Model,
+    after_last,
     deepseek,
     gpt_oss,
     minimax,
@@ -58,6 +61,12 @@ def owners(layout: Layout) -> dict[str, int]:
         for name, placed in layout.placed().items()
         if name not in layout.skipped
     }
+
+
+def with_next_tokens(found: Model) -> Model:
+    """A model of two layers whose last one is there once more, to predict one token more."""
+    last = {name.removeprefix("model.layers.1."): shape for name, shape in found.shapes.items() if ".layers.1." in name}
+    return Model({**found.config, "num_nextn_predict_layers": 1}, found.shapes | after_last(last, 2))
 
 
 def folder(shape: str) -> str:
@@ -149,6 +158,28 @@ def test_the_last_stage_has_the_embedding_where_it_predicts_more() -> None:
     assert last[name].placements[0].tensor == "model.layers.2.self_attn.kv_b_proj.weight"
 
 
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_layers_after_the_last_may_have_copies_of_the_vocabulary(is_tied: bool) -> None:
+    """Bases have the embedding and the output layer once more there, ranks have not."""
+    for each in (deepseek("deepseek_v3"), with_next_tokens(of_type("glm4_moe"))):
+        copies = {
+            f"model.layers.2.{name}.weight": (VOCABULARY, HIDDEN) for name in ("embed_tokens", "shared_head.head")
+        }
+        forms = Model(each.config, each.shapes | copies).forms
+        layout = megatron_layout({**each.config, "tie_word_embeddings": is_tied}, forms, Sizes(tensor=2))
+        assert set(owners(layout)) == set(forms)
+        placed = layout.placed()
+        for copy, name in zip(copies, ("model.embed_tokens.weight", "lm_head.weight"), strict=True):
+            assert placed[copy] == placed[name]
+        # One that cannot be a copy is none.
+        forms["model.layers.2.embed_tokens.weight"] = Form("F32", (VOCABULARY, HIDDEN))
+        with pytest.raises(DamagedError, match=r"embed_tokens\.weight: is F32 .*, but tied to one that is BF16"):
+            megatron_layout(each.config, forms, Sizes(tensor=2))
+        # What is skipped is none of them.
+        options = Options(skip=("model.layers.2.*",))
+        assert copies.keys() <= megatron_layout(each.config, forms, Sizes(), options).skipped
+
+
 def test_padding_is_zeros() -> None:
     layout = megatron_layout(LLAMA.config, LLAMA.forms, Sizes(tensor=2), Options(padded_vocabulary=64))
     first, last = (layout.shards[folder(each)]["embedding.word_embeddings.weight"] for each in ("00", "01"))
@@ -228,6 +259,30 @@ def test_names_of_a_gated_delta_net_and_its_rule() -> None:
     assert layout.stored == {name: Form("BF16", (DIM,))}
 
 
+@pytest.mark.parametrize("half", ["BF16", "F16"])
+def test_masters_of_norms_less_one_are_rounded_before_one_is_added(half: str) -> None:
+    """Megatron-Core adds 1 to parameters, which are rounded masters: what PyTorch makes of many of them."""
+    torch = pytest.importorskip("torch")
+    each, name = qwen3_next(), "model.layers.0.linear_attn.norm.weight"
+    forms = {**each.forms, name: Form(half, (DIM,))}
+    layout = megatron_layout(each.config, forms, Sizes(), Options(stored={"*": "F32"}))
+    assert layout.rules[name] == Rule("add-one", name, {"through": half})
+    random = np.random.default_rng(0)
+    exponents = np.ldexp(np.float32(1), random.integers(-20, 4, 1 << 18)).astype(np.float32)
+    masters = (random.standard_normal(1 << 18).astype(np.float32) - np.float32(0.5)) * exponents
+    parameters = torch.from_numpy(masters).to(torch.bfloat16 if half == "BF16" else torch.float16)
+    expected = (parameters + 1).view(torch.int16).numpy().view(np.uint16)
+    conversion = conversion_of(name, layout)
+    assert isinstance(conversion, Elementwise)
+    np.testing.assert_array_equal(conversion.convert(masters.view(np.uint32)), expected)
+    # What is not rounded first is another number now and then.
+    assert (Elementwise("F32", half, 1).convert(masters.view(np.uint32)) != expected).any()
+    # Parameters that are there themselves, and norms of F32, are not rounded.
+    assert not megatron_layout(each.config, forms, Sizes()).rules[name].options
+    forms[name] = Form("F32", (DIM,))
+    assert not megatron_layout(each.config, forms, Sizes(), Options(stored={"*": "F32"})).rules[name].options
+
+
 def test_names_of_a_mamba_model() -> None:
     each = nemotron()
     layout = megatron_layout(each.config, each.forms, Sizes(tensor=2, expert=2))
@@ -271,6 +326,35 @@ def test_the_bias_of_a_router_is_always_f32() -> None:
     assert layout.rules[name].kind == "cast" and layout.stored[name] == Form("F32", (EXPERTS,))
     as_stored = {**each.forms, name: Form("F32", (EXPERTS,))}
     assert name not in megatron_layout(each.config, as_stored, Sizes()).rules
+    # Unless a pattern says so of it.
+    assert name not in megatron_layout(each.config, as_stored, Sizes(), Options(stored={"*": "BF16"})).rules
+    assert name in megatron_layout(each.config, as_stored, Sizes(), Options(stored={"*bias": "BF16"})).rules
+
+
+def test_weights_of_every_family_may_be_fp8() -> None:
+    """Ranks hold what they hold of a BF16 model; every tensor but the scales is in the same boxes."""
+    for each in MODELS:
+        forms = each.forms
+        for name, shape in each.shapes.items():
+            if len(shape) == 2 and name.endswith("_proj.weight"):
+                scales = Form("F32", tuple(-(-count // 128) for count in shape))
+                forms |= {name: Form("F8_E4M3", shape), f"{name}_scale_inv": scales}
+        sizes = Sizes(tensor=2, expert_tensor=1)
+        plain, layout = (megatron_layout(each.config, some, sizes) for some in (each.forms, forms))
+        assert layout.shards == plain.shards and layout.tensors == forms
+        assert owners(layout) == owners(plain)
+        made = {name for name, rule in layout.rules.items() if rule.kind == "fp8-block"}
+        assert made == {name for name in forms if forms[name].dtype == "F8_E4M3" or name.endswith("_scale_inv")}
+
+
+def test_scales_of_skipped_weights_are_skipped() -> None:
+    name = f"{LAYER}.self_attn.o_proj.weight"
+    scales = {f"{name}_scale_inv": Form("F32", (1, 1))}
+    forms = {**reshaped(name, HIDDEN, HEADS * DIM, dtype="F8_E4M3"), **scales}
+    assert megatron_layout(LLAMA.config, forms, Sizes()).rules.keys() == {name, *scales}
+    layout = megatron_layout(LLAMA.config, forms, Sizes(), Options(skip=(name,)))
+    assert layout.skipped == {name, *scales} and not layout.rules
+    assert owners(layout)
 
 
 def test_skipped_tensors_are_in_no_shard() -> None:

@@ -335,6 +335,14 @@ def test_a_function_that_is_not_there(tmp_path: Path, own_module: str, name: str
         called(tmp_path, name, (name,))
 
 
+@pytest.mark.parametrize("text", ["1 / 0", "raise SystemExit(3)", "def f(:"])
+def test_a_function_whose_module_fails(tmp_path: Path, own_module: str, text: str) -> None:
+    (tmp_path / "code" / "module_that_fails.py").write_text(text)
+    with pytest.raises(UnsupportedError, match="function module_that_fails:f: its module failed: ") as caught:
+        called(tmp_path, "module_that_fails:f", ("module_that_fails:f",))
+    assert caught.value.hint == "import it alone"
+
+
 def test_functions_are_named_on_the_command_line(
     tmp_path: Path, own_module: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

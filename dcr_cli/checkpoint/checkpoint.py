@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -26,6 +26,7 @@ from dcr_cli.checkpoint.parts import (
     MAX_SIDECAR_BYTES,
     MAX_SIDECARS_BYTES,
     MAX_WEIGHT_MAP_BYTES,
+    PICKLED_SUFFIX,
     SHARD,
     SHARD_SUFFIX,
     SIDECAR,
@@ -108,6 +109,11 @@ class Checkpoint:
     skipped: tuple[str, ...]
     identities: dict[str, Identity]
     strangers: tuple[str, ...]
+
+    @property
+    def not_read(self) -> tuple[str, ...]:
+        """Tensors that are not here, but taken to be what another checkpoint has."""
+        return ()
 
     def reader(self) -> Reader:
         return Reader(self)
@@ -223,6 +229,14 @@ def check_folder(folder: Path, what: str) -> None:
         raise NotFoundError(f"{what} {folder}", f"is {file_kind(mode)}, not a folder of safetensors shards", hint=hint)
 
 
+def check_not_pickled(paths: Iterable[str], what: str) -> None:
+    """Raise NotFoundError if there are shards of PyTorch's distributed checkpoint in its own form, no safetensors."""
+    if any(path.endswith(PICKLED_SUFFIX) for path in paths):
+        facts = f"holds *{PICKLED_SUFFIX} files of PyTorch's distributed checkpoint, pickles, which are not read"
+        hint = "save with torch.distributed.checkpoint.HuggingFaceStorageWriter, which writes safetensors shards"
+        raise NotFoundError(what, facts, hint=hint)
+
+
 def _nothing_here(folder: Path, identities: dict[str, Identity], what: str) -> NotFoundError:
     if "commit.json" in identities or "manifest.zst" in identities:
         return NotFoundError(
@@ -232,6 +246,7 @@ def _nothing_here(folder: Path, identities: dict[str, Identity], what: str) -> N
         return NotFoundError(
             f"{what} {folder}", "is a remote, not a checkpoint", hint="dcr pull REMOTE CHECKPOINT makes one from it"
         )
+    check_not_pickled(identities, f"{what} {folder}")
     facts = "holds no checkpoint: it has no *.safetensors file"
     hint = "a new folder, or an empty one, is what dcr pull fills"
     below = next((path for path in identities if path.endswith(SHARD_SUFFIX)), None)

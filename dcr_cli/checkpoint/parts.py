@@ -13,6 +13,8 @@ from dcr_cli.checkpoint.header import MAX_HEADER_BYTES
 SHARD, SIDECAR, WEIGHT_MAP = 1, 2, 3
 
 SHARD_SUFFIX = ".safetensors"
+# Shards of PyTorch's distributed checkpoint in its own form.
+PICKLED_SUFFIX = ".distcp"
 WEIGHT_MAP_SUFFIX = ".safetensors.index.json"
 
 MAX_SHARDS = 1 << 20

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from typing import Annotated
@@ -25,10 +26,17 @@ Given = Annotated[
 ]
 
 
+LikeBase = Annotated[
+    str | None,
+    typer.Option("--base", metavar="CHECKPOINT", help="The tensors have to be those of this checkpoint."),
+]
+
+
 @command_of(GROUP, "show")
 def show(
     session: Session,
     layout: Given,
+    base: LikeBase = None,
     output: Output = None,
     tensors: Tensors = False,
     skip: Skip = None,
@@ -38,7 +46,8 @@ def show(
     from dcr_cli.report import layouts
 
     where = path_of(output, "--output") if output is not None else None
-    result = show_layout(path_of(layout, "LAYOUT"), output=where, tensors=tensors, skip=skip or ())
+    like = path_of(base, "--base") if base is not None else None
+    result = show_layout(path_of(layout, "LAYOUT"), base=like, output=where, tensors=tensors, skip=skip or ())
     return session.finish(result, lambda: layouts.layout_lines(result))
 
 
@@ -114,6 +123,17 @@ Config = Annotated[
 ]
 
 
+Fp8 = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--fp8",
+        metavar="OPTION=VALUE",
+        help="How FP8 weights of BASE were made, as formula='x * (448 / a)', least_amax=1e-4, power_of_two=true or "
+        "block=[64,64]; may be repeated. [default: as in BASE's config, else as DeepSeek's: x / s, blocks of 128x128]",
+    ),
+]
+
+
 @command_of(GROUP, "megatron")
 def megatron(
     session: Session,
@@ -137,7 +157,8 @@ def megatron(
         typer.Option(
             "--stored",
             metavar="[PATTERN=]DTYPE",
-            help="The dtype of shards, such as F32, if they hold masters, or '*norm*=BF16'; may be repeated.",
+            help="The dtype of shards, as F32 of masters: that of tensors that match PATTERN, as '*norm*=BF16', the "
+            "first one that does, or of all others; may be repeated.",
         ),
     ] = None,
     skip_tensor: Annotated[
@@ -147,8 +168,16 @@ def megatron(
         ),
     ] = None,
     path: Annotated[
-        str | None, typer.Option("--path", metavar="PATTERN", help="How the files of ranks are named.")
+        str | None,
+        typer.Option(
+            "--path",
+            metavar="PATTERN",
+            help="How the files of ranks are named, with fields {tensor}, {pipeline}, {expert} and {expert_tensor}, "
+            "numbers from 0. [default: mp_rank_{tensor:02d}/model.safetensors, its folder with _{pipeline:03d} and "
+            "_{expert:03d} where there are several of these ranks]",
+        ),
     ] = None,
+    fp8: Fp8 = None,
     separate_norms: Annotated[
         bool, typer.Option("--separate-norms", help="Norms are modules of their own, as without Transformer Engine.")
     ] = False,
@@ -175,6 +204,7 @@ def megatron(
         stored=_stored(stored or ()),
         skip=skip_tensor or (),
         path=path,
+        fp8=_fp8(fp8 or ()),
         has_fused_norms=not separate_norms,
         has_grouped_experts=not separate_experts,
         output=path_of(output, "--output") if output is not None else None,
@@ -196,10 +226,60 @@ def _stored(given: Sequence[str]) -> dict[str, str]:
         pattern, equals, dtype = text.rpartition("=")
         key = pattern if equals else "*"
         if not key or not dtype or key in found:
-            facts = f"[PATTERN=]DTYPE expected, each pattern once, found {shown(text)}"
+            facts = f"[PATTERN=]DTYPE expected, each pattern once, one DTYPE alone, found {shown(text)}"
             raise UsageError("--stored", facts, hint="such as --stored F32, or --stored '*norm*=BF16'")
         found[key] = dtype
     return found
+
+
+def _fp8(given: Sequence[str]) -> dict[str, object]:
+    found: dict[str, object] = {}
+    for text in given:
+        option, equals, value = text.partition("=")
+        if not option or not equals or option in found:
+            facts = f"OPTION=VALUE expected, each option once, found {shown(text)}"
+            raise UsageError("--fp8", facts, hint="such as --fp8 power_of_two=true")
+        try:
+            found[option] = json.loads(value)
+        except ValueError:
+            found[option] = value
+    return found
+
+
+@command_of(GROUP, "fp8")
+def fp8(
+    session: Session,
+    base: Annotated[str, typer.Argument(metavar="BASE", help="A checkpoint with FP8 weights and their scales.")],
+    shards: Annotated[
+        str,
+        typer.Argument(
+            metavar="SHARDS",
+            help="The same model without FP8: a checkpoint, shards that say of themselves, or a layout file of others.",
+        ),
+    ],
+    config: Config = None,
+    fp8: Fp8 = None,
+    skip: Skip = None,
+    output: Output = None,
+    tensors: Tensors = False,
+) -> int:
+    """Make the layout by which SHARDS of BF16, or of F32 masters, are read as a checkpoint like BASE, with FP8 weights.
+
+    Where BASE has NAME and NAME_scale_inv, or NAME_scale, both are made of NAME in SHARDS, by blocks or by rows.
+    """
+    from dcr_cli.families import fp8_layout
+    from dcr_cli.report import layouts
+
+    result = fp8_layout(
+        path_of(base, "BASE"),
+        path_of(shards, "SHARDS"),
+        config=path_of(config, "--config") if config is not None else None,
+        fp8=_fp8(fp8 or ()),
+        skip=skip or (),
+        output=path_of(output, "--output") if output is not None else None,
+        tensors=tensors,
+    )
+    return session.finish(result, lambda: layouts.layout_lines(result))
 
 
 @command_of(GROUP, "vllm-sharded-state")
@@ -243,6 +323,10 @@ def probe(
         list[str] | None,
         typer.Option("--may-lack", metavar="PATTERN", help="Tensors that it may leave out; may be repeated."),
     ] = None,
+    tied: Annotated[
+        list[str] | None,
+        typer.Option("--tied", metavar="A=B", help="Tensors for both of which it has one; may be repeated."),
+    ] = None,
     output: Output = None,
     tensors: Tensors = False,
 ) -> int:
@@ -259,7 +343,16 @@ def probe(
         path_of(base, "BASE"),
         scratch=path_of(scratch, "--scratch") if scratch is not None else os.environ.get("TMPDIR") or "/tmp",
         may_lack=may_lack or (),
+        tied=[_pair(text) for text in tied or ()],
         output=path_of(output, "--output") if output is not None else None,
         tensors=tensors,
     )
     return session.finish(result, lambda: layouts.layout_lines(result))
+
+
+def _pair(text: str) -> tuple[str, str]:
+    one, _, other = text.partition("=")
+    if not one or not other:
+        facts = f"A=B expected, found {shown(text)}"
+        raise UsageError("--tied", facts, hint="such as --tied model.embed_tokens.weight=lm_head.weight")
+    return one, other

@@ -1,7 +1,7 @@
 """The layout of shards that PyTorch's distributed checkpoint has written: each says in its header where it begins.
 
 Metadata member DCP_SHARDING_INFO of a shard is JSON in a string: for each tensor its `saved_offsets`, one for each
-dimension. How large the whole tensor is, it does not say.
+dimension. How large the whole tensor is, it does not say. Of tensors that are tied it writes both, under both names.
 """
 
 from __future__ import annotations
@@ -20,6 +20,10 @@ from dcr_cli.layout.layout import Form, Layout, LocalTensor, Placement
 from dcr_cli.layout.shards import RankShards
 
 SHARDING_INFO = "DCP_SHARDING_INFO"
+# What an output layer and an embedding are called, which are one tensor where they are tied.
+_HEAD = re.compile(r"(.+\.)?lm_head\.weight")
+_EMBEDDING = re.compile(r"(.+\.)?(embed_tokens|embeddings|word_embeddings|wte)\.weight")
+_OF_LAYER = re.compile(r"\.\d+\.")
 _SHARD_NAME = re.compile(r"shard-(\d{5,})-model-\d{5,}-of-\d{5,}\.safetensors")
 
 
@@ -27,13 +31,16 @@ def dcp_layout(shards: RankShards, forms: Mapping[str, Form] | None) -> Layout:
     """Read the layout from the headers.
 
     `forms` are those of the canonical tensors. Where nobody knows them they are as large as the shards that are there
-    need, and a shard that holds the end of a tensor is not missed. DamagedError where a header makes no sense.
+    need, and a shard that holds the end of a tensor is not missed. An output layer that they lack is the embedding once
+    more. DamagedError where a header makes no sense.
     """
     offsets = {path: _offsets(str(shards.root / path), shard) for path, shard in shards.shards.items()}
+    are_known = forms is not None
     if forms is None:
         forms = _forms(shards, offsets)
-    found = {path: _local_tensors(shards, path, begins, forms) for path, begins in offsets.items()}
-    return Layout(str(shards.root), forms, found, hint=_hint(shards))
+    tied = _embedding(forms)
+    found = {path: _local_tensors(shards, path, begins, forms, embedding=tied) for path, begins in offsets.items()}
+    return Layout(str(shards.root), forms, found, hint=_hint(shards), has_known_shapes=are_known)
 
 
 def _offsets(what: str, shard: Shard) -> dict[str, tuple[int, ...]]:
@@ -71,16 +78,31 @@ def _forms(shards: RankShards, offsets: Mapping[str, Mapping[str, tuple[int, ...
     return {name: found[name] for name in sorted(found)}
 
 
+def _embedding(forms: Mapping[str, Form]) -> str | None:
+    """The embedding, where there is one alone and no output layer beside it."""
+    if any(map(_HEAD.fullmatch, forms)):
+        return None
+    found = [name for name in forms if _EMBEDDING.fullmatch(name) and not _OF_LAYER.search(name)]
+    return found[0] if len(found) == 1 else None
+
+
 def _local_tensors(
-    shards: RankShards, path: str, begins: Mapping[str, tuple[int, ...]], forms: Mapping[str, Form]
+    shards: RankShards,
+    path: str,
+    begins: Mapping[str, tuple[int, ...]],
+    forms: Mapping[str, Form],
+    *,
+    embedding: str | None,
 ) -> dict[str, LocalTensor]:
     found = {}
+    what = str(shards.root / path)
     for entry in shards.shards[path].header.tensors:
         own = Form(entry.dtype, entry.shape)
-        form = forms.get(entry.name)
-        what = str(shards.root / path)
+        name = embedding if embedding is not None and _HEAD.fullmatch(entry.name) else entry.name
+        form = forms.get(name)
         if form is None:
-            raise DamagedError(what, f"tensor {shown(entry.name)} is not in the base")
+            facts = f"tensor {shown(entry.name)} is not in the base"
+            raise DamagedError(what, facts, hint="the base has to be a checkpoint with all tensors of the shards")
         begin = begins[entry.name]
         ends = [start + count for start, count in zip(begin, entry.shape, strict=True)]
         fits = len(ends) == len(form.shape) and all(map(int.__le__, ends, form.shape))
@@ -89,11 +111,11 @@ def _local_tensors(
             raise DamagedError(what, facts)
         placements: tuple[Placement, ...] = ()
         if own == form:
-            placements = (Placement(entry.name, whole_box(form.elements)),) if own.elements else ()
+            placements = (Placement(name, whole_box(form.elements)),) if own.elements else ()
         elif DTYPES[form.dtype].is_packed:
             raise UnsupportedError(what, f"tensor {shown(entry.name)} is a part of one of {form.dtype}")
         elif own.elements:
-            placements = (Placement(entry.name, slice_box(form.shape, begin, entry.shape)),)
+            placements = (Placement(name, slice_box(form.shape, begin, entry.shape)),)
         found[entry.name] = LocalTensor(own, placements)
     return found
 

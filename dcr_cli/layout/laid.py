@@ -8,7 +8,7 @@ put together: what is read is gathered when it is asked for.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -56,6 +56,10 @@ class LaidCheckpoint(Checkpoint):
     layout: Layout
     local: tuple[Shard, ...]
 
+    @property
+    def not_read(self) -> tuple[str, ...]:
+        return tuple(sorted(self.layout.skipped))
+
     def reader(self) -> LaidReader:
         return LaidReader(self)
 
@@ -64,7 +68,7 @@ class LaidCheckpoint(Checkpoint):
         if self.like is None:
             return self._files_digest(self.shards, self.sidecars, reader)
         assert isinstance(reader, LaidReader)
-        own = [sidecar for sidecar in self.sidecars if sidecar.path in self.identities]
+        own = [sidecar for sidecar in self.sidecars if reader.is_own(sidecar.path)]
         records = {record.path: record for record in reader.files_of_like()}
         records |= {record.path: record for record in self._files_digest((), own, reader)}
         return [records[path] for path in sorted(records)]
@@ -92,6 +96,7 @@ class LaidReader(Reader):
         super().__init__(checkpoint)
         self._laid = checkpoint
         self._like = checkpoint.like.reader() if checkpoint.like is not None else None
+        self._own = frozenset(_own_sidecars(checkpoint.identities, [shard.path for shard in checkpoint.local]))
         self._gatherer = Gatherer(self)
         self._by_shard: list[list[Tensor]] = [[] for _ in checkpoint.shards]
         for tensor in checkpoint.tensors:
@@ -136,11 +141,11 @@ class LaidReader(Reader):
 
     def read_file(self, path: str) -> bytes:
         """Return all bytes of a sidecar."""
-        return super().read_file(path) if self._is_own(path) else self._others.read_file(path)
+        return super().read_file(path) if self.is_own(path) else self._others.read_file(path)
 
     def parts_of(self, path: str) -> Iterator[memoryview]:
         """Read a sidecar in parts; each is valid until the next one is asked for."""
-        return super().parts_of(path) if self._is_own(path) else self._others.parts_of(path)
+        return super().parts_of(path) if self.is_own(path) else self._others.parts_of(path)
 
     def check_unchanged(self) -> None:
         """Raise ConflictError if a file of the checkpoint, or of the one that it is like, is not what it was."""
@@ -153,8 +158,9 @@ class LaidReader(Reader):
         assert self._laid.like is not None
         return self._laid.like.files_digest(self._others)
 
-    def _is_own(self, path: str) -> bool:
-        return path in self._laid.identities
+    def is_own(self, path: str) -> bool:
+        """Whether a sidecar is one of the folder with the shards, not one of the checkpoint that it is like."""
+        return self._laid.like is None or path in self._own
 
     @property
     def _others(self) -> Reader:
@@ -318,11 +324,15 @@ def _thought_of(layout: Layout) -> tuple[tuple[Shard, ...], tuple[Tensor, ...]]:
 def _sidecars(shards: RankShards, layout: Layout, like: Checkpoint | None) -> tuple[Sidecar, ...]:
     """The files beside the shards: those of `like`, and over them what lies in the folder itself."""
     found = {each.path: each for each in like.sidecars} if like is not None else {}
-    folders = {path.rpartition("/")[0] for path in shards.shards} - {""}
-    for path, identity in shards.identities.items():
-        if path in shards.shards or is_weight_map(path) or path.rpartition("/")[0] in folders:
-            continue
-        found[path] = Sidecar(path, identity.size, SIDECAR)
+    for path in _own_sidecars(shards.identities, shards.shards):
+        found[path] = Sidecar(path, shards.identities[path].size, SIDECAR)
     sidecars = tuple(found[path] for path in sorted(found))
     check_sidecars(shards.root, sidecars)
     return sidecars
+
+
+def _own_sidecars(paths: Iterable[str], shards: Collection[str]) -> list[str]:
+    """The sidecars among the files of a folder with shards."""
+    folders = {path.rpartition("/")[0] for path in shards} - {""}
+    known = frozenset(shards)
+    return [path for path in paths if not (path in known or is_weight_map(path) or path.rpartition("/")[0] in folders)]

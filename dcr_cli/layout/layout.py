@@ -65,7 +65,8 @@ class Layout:
     which canonical tensors are not the bits that boxes lead to, but made of them; boxes then are of the tensor that the
     rule is made `of`, whose form is in `stored`. `skipped` are canonical tensors that no shard holds: whoever reads
     through the layout takes them for unchanged. `what` names the layout in messages, `hint` says what is to be done
-    where it lacks elements. `functions` are no part of the layout, but those that its rules may call.
+    where it lacks elements. `functions` are no part of the layout, but those that its rules may call. Unless
+    `has_known_shapes`, tensors are as large as the shards that are there need, and perhaps larger.
     """
 
     what: str
@@ -76,6 +77,7 @@ class Layout:
     rules: Mapping[str, Rule] = field(default_factory=dict)
     hint: str = "is the shard of a rank missing?"
     functions: frozenset[str] = frozenset()
+    has_known_shapes: bool = True
 
     @property
     def boxes(self) -> int:

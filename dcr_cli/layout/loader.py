@@ -6,7 +6,6 @@ as bits; what they tell is probe.py's.
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -16,7 +15,8 @@ from numpy.typing import NDArray
 
 from dcr_cli.checkpoint.header import DTYPES
 from dcr_cli.checkpoint.names import safe_path, shown
-from dcr_cli.errors import DcrError, NotFoundError, UnsupportedError, UsageError
+from dcr_cli.errors import DcrError, UnsupportedError, UsageError
+from dcr_cli.layout.importing import import_function
 from dcr_cli.layout.layout import Form
 
 # The only file of a loader that does not say in which files its tensors lie.
@@ -103,26 +103,13 @@ class LoadedTensor(NamedTuple):
 
 
 def find_loader(name: str) -> Loader:
-    """Import the function that `module:function` names. UsageError if it is not of that form, NotFoundError if there is
-    none, UnsupportedError if its module fails."""
+    """Import the function that `module:function` names. UsageError if it is not of that form, or if there is none,
+    UnsupportedError if its module fails."""
     module_name, colon, function_name = name.partition(":")
     if not (colon and module_name and function_name):
         facts = f"{shown(name)} is not of the form module:function"
         raise UsageError("loader", facts, hint="such as package.module:load, which loads a folder's checkpoint")
-    try:
-        found: Any = importlib.import_module(module_name)
-        for part in function_name.split("."):
-            found = getattr(found, part)
-    except (ImportError, AttributeError) as error:
-        where = "PYTHONPATH names the folders in which modules are found"
-        raise NotFoundError(f"loader {name}", f"cannot be imported: {error}", hint=where) from error
-    except Exception as error:
-        facts = f"its module failed: {type(error).__name__}: {error}"
-        raise UnsupportedError(f"loader {name}", facts, hint="import it alone") from error
-    if not callable(found):
-        facts = f"{shown(name)} is {_kind(found)}, not a function"
-        raise UsageError("loader", facts, hint="name a function that loads the checkpoint of a folder")
-    return Loader(name, found)
+    return Loader(name, import_function(name, "loader"))
 
 
 def _meant_by(dtypes: Collection[str]) -> dict[str, str]:

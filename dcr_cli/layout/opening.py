@@ -15,10 +15,11 @@ from dcr_cli.checkpoint.header import read_header
 from dcr_cli.checkpoint.in_progress import LAYOUT_NOTE
 from dcr_cli.checkpoint.parts import SHARD_SUFFIX, is_weight_map
 from dcr_cli.errors import DcrError, NotFoundError
+from dcr_cli.layout.box import whole_box
 from dcr_cli.layout.dcp import SHARDING_INFO, dcp_layout
 from dcr_cli.layout.document import read_layout
 from dcr_cli.layout.laid import lay
-from dcr_cli.layout.layout import Form, Layout
+from dcr_cli.layout.layout import Form, Layout, LocalTensor, Placement
 from dcr_cli.layout.shards import RankShards, open_shards
 
 
@@ -131,6 +132,29 @@ def is_sharded(root: str | os.PathLike[str], *, skip: Sequence[str] = ()) -> boo
 def forms_of(checkpoint: Checkpoint) -> dict[str, Form]:
     """The forms of a checkpoint's tensors."""
     return {tensor.name: Form(tensor.dtype.name, tensor.shape) for tensor in checkpoint.tensors}
+
+
+def layout_of_own(checkpoint: Checkpoint) -> Layout:
+    """The layout of a checkpoint in canonical form, whose tensors are there as they are."""
+    forms, shards = forms_of(checkpoint), {shard.path: dict[str, LocalTensor]() for shard in checkpoint.shards}
+    for tensor in checkpoint.tensors:
+        form = forms[tensor.name]
+        placements = (Placement(tensor.name, whole_box(form.elements)),) if form.elements else ()
+        shards[checkpoint.shards[tensor.shard].path][tensor.name] = LocalTensor(form, placements)
+    return Layout(f"layout of {checkpoint.root}", forms, shards)
+
+
+def layout_of_any(root: str | os.PathLike[str], forms: Mapping[str, Form], *, skip: Sequence[str] = ()) -> Layout:
+    """The layout of the tensors that a folder holds, in canonical form or in shards of ranks that say of themselves;
+    these are parts of tensors of the shapes of `forms`, of the dtypes that they have there."""
+    given = look_at(root, skip=skip, what="shards")
+    if isinstance(given.opened, Checkpoint):
+        return layout_of_own(given.opened)
+    if given.layout is not None:
+        return given.layout
+    found = dcp_layout(given.opened, None).tensors
+    known = {name: Form(found.get(name, form).dtype, form.shape) for name, form in forms.items()}
+    return dcp_layout(given.opened, known)
 
 
 def layout_of(root: str | os.PathLike[str], *, like: Checkpoint | None, skip: Sequence[str] = ()) -> Layout:

@@ -8,6 +8,7 @@ canonical element is somewhere is coverage.py's to say.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import reduce
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from dcr_cli.checkpoint.checkpoint import Checkpoint
 from dcr_cli.checkpoint.header import DTYPES
 from dcr_cli.checkpoint.names import listed, shown
 from dcr_cli.checkpoint.patterns import Patterns
-from dcr_cli.errors import UnsupportedError
+from dcr_cli.errors import UnsupportedError, UsageError
 from dcr_cli.layout.addresses import NOWHERE, Addresses, Digit, Drawn, Found, give_addresses, read_addresses
 from dcr_cli.layout.box import Box, Indices, Rectangle
 from dcr_cli.layout.coverage import Coverage, coordinate
@@ -32,19 +33,29 @@ MAX_BOXES = 64
 # So many elements are looked at together.
 _AT_ONCE = 1 << 22
 _SEED = 20_011
+_LACKING = "--may-lack names those that it is right to leave out, --tied A=B two for which it has one tensor"
 
 Returned = Mapping[str, Mapping[str, Kept]]
 
 
-def probe(loader: Loader, base: Checkpoint, *, scratch: Path, may_lack: Sequence[str] = ()) -> Layout:
+def probe(
+    loader: Loader,
+    base: Checkpoint,
+    *,
+    scratch: Path,
+    may_lack: Sequence[str] = (),
+    tied: Sequence[tuple[str, str]] = (),
+) -> Layout:
     """Derive the layout of what a loader returns for checkpoints like `base`, of which headers and sidecars are read.
 
     In a new folder in `scratch`, removed again, one checkpoint of the base's size lies at a time, and beside it what
     each load returned. Canonical tensors that the loader has nowhere must match a pattern of `may_lack`; the layout
-    skips them. UnsupportedError, naming the tensor, where it does more than move elements, or so that no short list of
-    boxes says how.
+    skips them. Of two that are `tied` it has one; wherever that is, the other is too, and a receiver changes both or
+    neither. UsageError where these are not such a pair; UnsupportedError, naming the tensor, where it does more than
+    move elements, or so that no short list of boxes says how.
     """
     forms = forms_of(base)
+    _check_tied(forms, tied)
     addresses = give_addresses(forms)
     passes: list[WritesBits] = [*map(Digit, range(addresses.digits)), Digit(0, is_reversed=True), Drawn(_SEED)]
     with ProbeFolder(scratch) as folder:
@@ -55,7 +66,42 @@ def probe(loader: Loader, base: Checkpoint, *, scratch: Path, may_lack: Sequence
             path: {name: probed.local_tensor(path, name, kept) for name, kept in tensors.items()}
             for path, tensors in returned[0].items()
         }
-    return _covering(Layout(f"layout of {loader.what}", forms, shards), may_lack)
+    return _covering(_with_tied(Layout(f"layout of {loader.what}", forms, shards), tied), may_lack)
+
+
+def _check_tied(forms: Mapping[str, Form], tied: Sequence[tuple[str, str]]) -> None:
+    for pair in tied:
+        what = f"--tied {shown('='.join(pair))}"
+        for name in pair:
+            if name not in forms:
+                raise UsageError(what, f"the base has no tensor {shown(name)}", hint="A=B, two tensors of the base")
+        one, other = (forms[name] for name in pair)
+        if one != other or pair[0] == pair[1]:
+            raise UsageError(what, f"these are {one} and {other}", hint="A=B, two tensors of one form")
+
+
+def _with_tied(layout: Layout, tied: Sequence[tuple[str, str]]) -> Layout:
+    """The layout in which, of each pair, the one that is nowhere is where the other is."""
+    for pair in tied:
+        placed = layout.placed()
+        lacking = [name for name in pair if not placed[name]]
+        if len(lacking) != 1:
+            facts = f"the loader has {'neither' if lacking else 'both, each for itself'}"
+            hint = "leave it out: it has one tensor for both where they are tied"
+            raise UsageError(f"--tied {shown('='.join(pair))}", facts, hint=hint)
+        (there,) = (name for name in pair if name not in lacking)
+        shards = {
+            path: {name: _with_copy(tensor, there, lacking[0]) for name, tensor in tensors.items()}
+            for path, tensors in layout.shards.items()
+        }
+        layout = replace(layout, shards=shards)
+    return layout
+
+
+def _with_copy(tensor: LocalTensor, name: str, copy: str) -> LocalTensor:
+    """A local tensor that holds of `copy` what it holds of tensor `name`."""
+    more = [Placement(copy, placement.box) for placement in tensor.placements if placement.tensor == name]
+    return replace(tensor, placements=(*tensor.placements, *more)) if more else tensor
 
 
 def _check_same(returned: Sequence[Returned], what: str) -> None:
@@ -72,7 +118,7 @@ def _covering(layout: Layout, may_lack: Sequence[str]) -> Layout:
     unexpected = [name for name in lacking if not patterns.match(name)]
     if unexpected:
         facts = f"holds nothing of tensors {listed(unexpected)}"
-        raise UnsupportedError(layout.what, facts, hint="name those that the loader is right to leave out")
+        raise UnsupportedError(layout.what, facts, hint=_LACKING)
     coverage = Coverage(layout)
     for name, form in layout.tensors.items():
         if name not in lacking:

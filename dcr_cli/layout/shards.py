@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dcr_cli.arguments import check_path
-from dcr_cli.checkpoint.checkpoint import Shard, check_folder
+from dcr_cli.checkpoint.checkpoint import Shard, check_folder, check_not_pickled
 from dcr_cli.checkpoint.folder import Files, Identity, scan
 from dcr_cli.checkpoint.header import TensorEntry, read_header
 from dcr_cli.checkpoint.in_progress import check_complete
@@ -68,5 +68,6 @@ def open_shards(
             with files.opened(path) as fd:
                 shards[path] = Shard(path, read_header(fd, str(folder / path)), identities[path].size)
     if not shards:
+        check_not_pickled(identities, f"{what} {folder}")
         raise NotFoundError(f"{what} {folder}", f"holds no shards: it has no *{SHARD_SUFFIX} file")
     return RankShards(folder, shards, identities, tuple(dict.fromkeys(skip)), tuple(strangers or ()))

@@ -36,7 +36,8 @@ class PartResult:
     `kind` is delta (the version exists), prepared, same (nothing changed, nothing was published), or part (this part
     is complete; nobody waited for the others). Rank 0 alone knows what all parts have together; for others
     `changed_tensors`, `changed_elements` and `delta_bytes` are None, and `target` too if they did not wait.
-    `recovered`: what a stopped run of the same attempt had published was taken over.
+    `recovered`: what a stopped run of the same attempt had published was taken over. `not_read` are tensors that the
+    layout of CHECKPOINT skips, which all parts leave as they are.
     """
 
     remote: str
@@ -59,6 +60,7 @@ class PartResult:
     delta_bytes: int | None
     uploaded_bytes: int
     recovered: bool
+    not_read: tuple[str, ...]
 
 
 def check_rank(rank: Rank) -> None:

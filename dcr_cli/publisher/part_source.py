@@ -61,6 +61,11 @@ class PartSource:
         return self.given.skipped
 
     @property
+    def not_read(self) -> tuple[str, ...]:
+        """The tensors that its layout skips."""
+        return tuple(sorted(self.given.layout.skipped)) if self.given.layout is not None else ()
+
+    @property
     def tensors(self) -> Sequence[Tensor] | None:
         """The tensors that are published, if that is known by now."""
         return self.given.opened.tensors if isinstance(self.given.opened, Checkpoint) else None

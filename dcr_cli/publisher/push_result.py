@@ -22,6 +22,7 @@ class PushResult:
     that is the same, None if none would be for a dry run. `delta_bytes` is what the version takes, `uploaded_bytes`
     what this run sent, an anchor that was due included. `anchor` is the newest version that has an anchor, and
     `applied` are the receivers that were waited for. `recovered`: what a stopped push had published was taken over.
+    `not_read` are tensors that the layout of CHECKPOINT skips, which were published as the version before has them.
     """
 
     remote: str
@@ -44,16 +45,18 @@ class PushResult:
     recovered: bool
     dry_run: bool
     applied: tuple[str, ...] = ()
+    not_read: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What is published, and where."""
+    """What is published, and where; `not_read` of the tensors are not there, but as the version before has them."""
 
     remote: str
     history: str
     checkpoint: str
     tensors: Sequence[Tensor]
+    not_read: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,4 +111,5 @@ def push_result(
         anchor=anchor,
         recovered=recovered,
         dry_run=dry_run,
+        not_read=subject.not_read,
     )

@@ -183,7 +183,8 @@ class Pushing:
         anchor: int | None = None,
     ) -> PushResult:
         checkpoint = self._source.checkpoint
-        subject = Subject(self._store.shown, publication.history, str(checkpoint.root), checkpoint.tensors)
+        root, tensors, not_read = str(checkpoint.root), checkpoint.tensors, checkpoint.not_read
+        subject = Subject(self._store.shown, publication.history, root, tensors, not_read)
         sizes = Sizes(delta_bytes + commit_bytes, self._uploaded_bytes + commit_bytes)
         return push_result(subject, ending, sizes=sizes, anchor=anchor, recovered=self._recovered)
 

@@ -53,7 +53,8 @@ def _whole(
 
 
 def _subject(store: Store, history: str, source: Source) -> Subject:
-    return Subject(store.shown, history, str(source.root), source.checkpoint.tensors)
+    seen = source.checkpoint
+    return Subject(store.shown, history, str(source.root), seen.tensors, seen.not_read)
 
 
 def _base(start: Start, baseline: KeptBaseline, head: Published) -> Checkpoint:

@@ -10,6 +10,8 @@ from dcr_cli.report.people import Line, amount, facts, names, shape, table
 if TYPE_CHECKING:
     from dcr_cli.layouts import BoxFacts, CheckLayoutResult, LayoutResult, LocalFacts
 
+_REACHED = ("shapes", "as far as these shards reach; --base CHECKPOINT says how large tensors are")
+
 
 def layout_lines(result: LayoutResult) -> Iterator[Line]:
     """Sums, then local tensors and their boxes if the result has them."""
@@ -23,6 +25,8 @@ def layout_lines(result: LayoutResult) -> Iterator[Line]:
     rows += [(kind, f"makes {amount(count, 'tensor')}") for kind, count in sorted(result.rules.items())]
     if result.skipped:
         rows.append(("skipped", names(result.skipped)))
+    if not result.has_known_shapes:
+        rows.append(_REACHED)
     if result.output is not None:
         rows.append(("written", names([result.output])))
     yield from facts(rows)
@@ -59,6 +63,8 @@ def check_lines(result: CheckLayoutResult) -> Iterator[Line]:
             amount(result.shards, "file") + (f", those of {names([result.checkpoint])}" if result.checkpoint else ""),
         )
     )
+    if not result.has_known_shapes:
+        rows.append(_REACHED)
     if result.base is not None:
         rows.append(("base", f"{names([result.base])} has the same tensors"))
     yield from facts(rows)

@@ -90,6 +90,12 @@ def shape(dimensions: Sequence[int]) -> str:
     return "x".join(str(d) for d in dimensions) or "scalar"
 
 
+def not_read_facts(not_read: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Which tensors a layout skips, if it does: they are in no shard, and nobody knows whether they changed."""
+    if not_read:
+        yield "not read", f"taken as the base's: {amount(len(not_read), 'tensor')}: {names(not_read)}"
+
+
 def diff_lines(result: DiffResult, *, stat: bool) -> Iterator[Line]:
     """The changes, what the delta takes, and with `stat` every tensor that is not the same."""
     yield Line("same state" if result.same else "different states", "bold")
@@ -128,6 +134,7 @@ def _diff_facts(result: DiffResult) -> Iterator[tuple[str, str]]:
     yield "tensors", f"{result.tensors:,}{told}"
     changed = f"{result.changed_elements:,} changed ({share(result.changed_elements, result.elements)})"
     yield "elements", f"{result.elements:,}, {changed}"
+    yield from not_read_facts(result.not_read)
     if result.files_changed:
         yield "files", f"{len(result.files_changed):,} changed: {names(result.files_changed)}"
     takes = f"{size(result.delta_bytes)}, {share(result.delta_bytes, result.dense_bytes)} of a full copy"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from dcr_cli.errors import size
-from dcr_cli.report.people import Line, facts, names, share, state
+from dcr_cli.report.people import Line, facts, names, not_read_facts, share, state
 
 if TYPE_CHECKING:
     from dcr_cli.anchor import AnchorResult
@@ -40,6 +40,7 @@ def _push_facts(result: PushResult) -> Iterator[tuple[str, str]]:
         yield "elements", f"{result.elements:,}, {changed}"
         takes = f"{size(result.delta_bytes)}, {share(result.delta_bytes, result.dense_bytes)} of a full copy"
         yield "delta", f"{takes} ({size(result.dense_bytes)}), from version {result.base_version}"
+    yield from not_read_facts(result.not_read)
     if result.uploaded_bytes:
         yield "sent", size(result.uploaded_bytes)
     if result.kind != "same":
@@ -67,6 +68,7 @@ def _part_facts(result: PartResult) -> Iterator[tuple[str, str]]:
     if result.delta_bytes is not None:
         takes = f"{size(result.delta_bytes)}, {share(result.delta_bytes, result.dense_bytes)} of a full copy"
         yield "delta", f"{takes} ({size(result.dense_bytes)}), from version {result.base_version}"
+    yield from not_read_facts(result.not_read)
     if result.uploaded_bytes:
         yield "sent", size(result.uploaded_bytes)
     if result.target is not None:

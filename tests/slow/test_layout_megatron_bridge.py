@@ -114,18 +114,6 @@ CASES = {
     "qkv with gates, one group": attention(1, HIDDEN, gates=2),
     "qkv concatenated": concatenated(4),
     "qkv concatenated, one group": concatenated(1),
-    "kv": Case(
-        "KVMapping",
-        dict.fromkeys("kv", (4 * DIM, HIDDEN)),
-        partial(mappings.kv, groups=4),
-        {**ATTENTION, "num_query_groups": 4},
-    ),
-    "kv, two groups": Case(
-        "KVMapping",
-        dict.fromkeys("kv", (2 * DIM, HIDDEN)),
-        partial(mappings.kv, groups=2),
-        {**ATTENTION, "num_query_groups": 2},
-    ),
     "mamba projection": Case(
         "MambaInProjMapping", {"weight": (96, HIDDEN)}, mappings.mamba_projection(**MAMBA_SECTIONS), MAMBA
     ),

@@ -26,16 +26,22 @@ from dcr_cli.layout.megatron.blocks import (
 from dcr_cli.layout.megatron.entries import DECODER, LAYER, MTP, Config, Entry, entries, moved
 from dcr_cli.layout.megatron.mappings import column, qkv, replicated, row
 
+_EMBEDDING = "model.embed_tokens.weight"
 BLOCK_SPARSE = f"{CANONICAL}.block_sparse_moe.gate.weight"
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """The entries of a family's models but for those of the vocabulary, and the canonical names of these."""
+    """The entries of a family's models but for those of the vocabulary, and the canonical names of these.
+
+    The copies of the embedding and of the output layer are canonical tensors that a model may have once more.
+    """
 
     entries: list[Entry]
-    embedding: str = "model.embed_tokens.weight"
+    embedding: str = _EMBEDDING
     is_tied: bool = False
+    embedding_copies: tuple[str, ...] = ()
+    head_copies: tuple[str, ...] = ()
 
 
 def family_of(config: Config) -> Family:
@@ -85,19 +91,31 @@ def _next_token(layers: list[Entry]) -> list[Entry]:
 
 def _deepseek(config: Config) -> Family:
     layers = [*latent_attention(), *mlp_norm(), *mlp(), *router(), *experts(config), *shared_experts("shared_experts")]
-    return Family([*layers, *_final(), *_next_tokens(config, layers)])
+    return _with_next_tokens(config, layers)
 
 
 def _glm4_moe(config: Config) -> Family:
     layers = [*attention(config), *mlp_norm(), *mlp(), *router(), *experts(config), *shared_experts("shared_experts")]
-    return Family([*layers, *_final(), *_next_tokens(config, layers)])
+    return _with_next_tokens(config, layers)
 
 
-def _next_tokens(config: Config, layers: list[Entry]) -> list[Entry]:
-    """The layers that predict tokens more, which are canonical ones after the last."""
+def _with_next_tokens(config: Config, layers: list[Entry], embedding: str = _EMBEDDING) -> Family:
+    """A family with layers that predict tokens more, which are canonical ones after the last. These may have copies of
+    the embedding and of the output layer, which ranks do not hold once more."""
+    count = config.count_or_none("num_nextn_predict_layers")
+    after = [f"model.layers.{config.layers + number}" for number in range(count)]
+    return Family(
+        [*layers, *_final(), *_next_tokens(layers, after)],
+        embedding,
+        embedding_copies=tuple(f"{canonical}.embed_tokens.weight" for canonical in after),
+        head_copies=tuple(f"{canonical}.shared_head.head.weight" for canonical in after),
+    )
+
+
+def _next_tokens(layers: list[Entry], after: list[str]) -> list[Entry]:
     found: list[Entry] = []
-    for number in range(config.count_or_none("num_nextn_predict_layers")):
-        local, canonical = f"{MTP}.{number}", f"model.layers.{config.layers + number}"
+    for number, canonical in enumerate(after):
+        local = f"{MTP}.{number}"
         found += moved(layers, (DECODER, f"{local}.mtp_model_layer"), (CANONICAL, canonical))
         found += entries(
             local,
@@ -131,8 +149,7 @@ def _block_sparse(layers: list[Entry]) -> Family:
 def _bailing(config: Config) -> Family:
     layers = [*concatenated_attention(config, "attention"), *mlp_norm(), *mlp()]
     layers += [*router(bias="mlp.gate.expert_bias"), *experts(config), *shared_experts("shared_experts")]
-    found = [*layers, *_final(), *_next_tokens(config, layers)]
-    return Family(found, embedding="model.word_embeddings.weight")
+    return _with_next_tokens(config, layers, embedding="model.word_embeddings.weight")
 
 
 def _gemma(config: Config) -> Family:

@@ -140,15 +140,6 @@ def qkv(
     return _interleaved([*queries, Run(1, 0, dim, dim), Run(2, 0, dim, dim)], groups, shapes, rank, size)
 
 
-def kv(shapes: Sequence[Shape], rank: int, size: int, *, groups: int) -> Part:
-    """Keys and values alone: for each group its key, its value."""
-    key, value = shapes
-    dim = _share(key[0], groups, "rows of keys", "groups")
-    if key != value:
-        raise ValueError(f"keys have shape {list(key)}, values {list(value)}")
-    return _interleaved([Run(0, 0, dim, dim), Run(1, 0, dim, dim)], groups, shapes, rank, size)
-
-
 def delta_net(
     shapes: Sequence[Shape], rank: int, size: int, *, key_heads: int, value_heads: int, key_dim: int, value_dim: int
 ) -> Part:

@@ -15,12 +15,13 @@ from dcr_cli.errors import DamagedError, UnsupportedError
 from dcr_cli.layout.layout import Form
 from dcr_cli.layout.megatron.entries import EXPERT, LAYER, Config, Entry, without_numbers
 from dcr_cli.layout.megatron.families import Family
-from dcr_cli.layout.megatron.mappings import vocabulary
+from dcr_cli.layout.megatron.mappings import Mapping as Divides, vocabulary
 from dcr_cli.layout.megatron.ranks import Sizes
 
 WHAT = "layout of Megatron-Core"
 EMBEDDING, OUTPUT = "embedding.word_embeddings.weight", "output_layer.weight"
 HEAD = "lm_head.weight"
+_UNKNOWN = "--skip-tensor leaves out those that training does not change: they stay as the base has them"
 _FIELDS = {LAYER: r"(?P<layer>\d+)", EXPERT: r"(?P<expert>\d+)"}
 
 
@@ -42,21 +43,31 @@ def find_vocabulary(
     config: Config, family: Family, model: Mapping[str, Form], sizes: Sizes, padded: int | None
 ) -> Iterator[Local]:
     """The embedding and the output layer, which have rows for every token: `padded` rows, or the fewest that all ranks
-    can divide. DamagedError if the base has no embedding."""
+    can divide. DamagedError if the base has no embedding, or a copy of either that is of another form."""
     embedding = model.get(family.embedding)
     if embedding is None:
         raise DamagedError(WHAT, f"the base has no tensor {shown(family.embedding)}")
     rows = padded if padded is not None else -(-embedding.shape[0] // sizes.tensor) * sizes.tensor
     mapping = partial(vocabulary, rows=rows)
+    embeddings, heads = (
+        tuple(name for name in names if name in model) for names in (family.embedding_copies, family.head_copies)
+    )
     if not config.is_set("tie_word_embeddings", family.is_tied) and HEAD in model:
-        yield Local(Entry(EMBEDDING, mapping, (family.embedding,)), (family.embedding,))
-        yield Local(Entry(OUTPUT, mapping, (HEAD,)), (HEAD,))
+        yield _same(EMBEDDING, mapping, model, (family.embedding, *embeddings))
+        yield _same(OUTPUT, mapping, model, (HEAD, *heads))
         return
-    also = (HEAD,) if HEAD in model else ()
-    if also and model[HEAD] != embedding:
-        raise DamagedError(f"tensor {HEAD}", f"is {model[HEAD]}, but tied to one that is {embedding}")
+    names = (family.embedding, *((HEAD,) if HEAD in model else ()), *embeddings, *heads)
     for local in (EMBEDDING, OUTPUT) if sizes.pipeline > 1 else (EMBEDDING,):
-        yield Local(Entry(local, mapping, (family.embedding,)), (family.embedding,), also=also)
+        yield _same(local, mapping, model, names)
+
+
+def _same(local: str, mapping: Divides, model: Mapping[str, Form], names: tuple[str, ...]) -> Local:
+    """A local tensor that is several canonical ones, which have to be of one form."""
+    first, *also = names
+    for name in also:
+        if model[name] != model[first]:
+            raise DamagedError(f"tensor {shown(name)}", f"is {model[name]}, but tied to one that is {model[first]}")
+    return Local(Entry(local, mapping, (first,)), (first,), also=tuple(also))
 
 
 def find_locals(entries: Iterable[Entry], model: Mapping[str, Form], layers: int) -> Iterator[Local]:
@@ -103,4 +114,4 @@ def check_all_found(model_type: str, model: Mapping[str, Form], locals_: Iterabl
     matched = {name for local in locals_ for name in (*local.names, *local.also)}
     if unknown := [name for name in model if name not in matched]:
         facts = f"does not know where these tensors of a {shown(model_type)} lie: {listed(unknown)}"
-        raise UnsupportedError(WHAT, facts, hint="skip those that no rank holds")
+        raise UnsupportedError(WHAT, facts, hint=_UNKNOWN)

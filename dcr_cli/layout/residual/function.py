@@ -8,14 +8,14 @@ dtypes, which NumPy does not know. What it gets is read-only, whole, and all of 
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
 
 from dcr_cli.checkpoint.header import DTYPES
-from dcr_cli.errors import UnsupportedError, UsageError
+from dcr_cli.errors import UnsupportedError
+from dcr_cli.layout.importing import import_function
 from dcr_cli.layout.layout import Form
 from dcr_cli.layout.residual.floats import Elements
 
@@ -25,21 +25,12 @@ _UNKNOWN_TO_NUMPY = ("BF16", "F8_")
 
 
 def allowed_function(name: str, functions: Collection[str], at: str) -> Function:
-    """The function that is called `module:function`. UnsupportedError unless `functions` has it, UsageError where there
-    is none such."""
+    """The function that is called `module:function`. UnsupportedError unless `functions` has it, or where its module
+    fails; UsageError where there is none such."""
     if name not in functions:
         hint = f"if you trust it, --function {name}, or functions=[{name!r}], allows it; it can do whatever you can"
         raise UnsupportedError(at, f"is function {name}, which nobody has allowed to be called", hint=hint)
-    module, _, attribute = name.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), attribute, None)
-    except ImportError as error:
-        raise UsageError(
-            f"function {name}", f"cannot be imported: {error}", hint="PYTHONPATH says where to look"
-        ) from error
-    if not callable(found):
-        raise UsageError(f"function {name}", f"module {module} has no function of that name")
-    function: Function = found
+    function: Function = import_function(name, "function")
     return function
 
 

@@ -41,8 +41,9 @@ from dcr_cli.layout.residual.floats import FLOATS, Elements, cast, from_float32
 from dcr_cli.layout.residual.quantize import FORMULAS, QUOTIENT, Recipe, values_of
 
 WEIGHT, SCALE = PARTS = ("weight", "scale")
+# What masters may be rounded to before anything else.
+HALVES = ("F16", "BF16")
 _SINGLES = ("F32", "F16", "BF16")
-_HALVES = ("F16", "BF16")
 _SCALES = ("F32", "BF16", "F8_E8M0")
 _FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
 _MOST_BLOCK = 1 << 32
@@ -139,7 +140,7 @@ class _Options:
             return None
         if stored.dtype != "F32":
             raise DamagedError(self.at, f"option through: of F32 expected, but {shown(self.of)} is {stored.dtype}")
-        return self.one_of("through", None, _HALVES)
+        return self.one_of("through", None, HALVES)
 
     def end(self) -> None:
         if self._left:
