@@ -207,6 +207,8 @@ class Journey:
         place = published.version.place
         spool_at = spool_beside if self.situation.is_new else spool_of
         with spool_at(self.path) as spool:
+            # All that came on another way to another anchor would take as much room again.
+            spool.keep([place])
             with spool.files(place) as folder:
                 spool.write_wanted(place, request.wanted)
                 installed = install_cut(self.path, request, manner, cut, folder)

@@ -4,9 +4,10 @@ cuts."""
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -36,6 +37,7 @@ from dcr_cli.layout.layout import KEEP, Form, Layout, LocalTensor, Placement
 from dcr_cli.receiver.cut import cutter
 from dcr_cli.receiver.cut.cutter import Cutter
 from dcr_cli.receiver.cut.shards import find_shards
+from dcr_cli.receiver.marker import LAID_FORMAT
 from dcr_cli.receiver.view import View
 from faults import StoppedError, failing_at, killed_at, stopped_at, watching
 from ranks import RANKS, canonical, make_layout, path_of, rank_tensors, write_canonical, write_layout, write_ranks
@@ -320,6 +322,27 @@ def test_a_shard_without_a_header(site: Site) -> None:
     assert "move it out of the checkpoint" in str(caught.value.hint) and not (receiver / ".dcr").exists()
 
 
+def test_a_sector_that_is_lost(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    receiver = site.begin(1)
+    shard = find_shards(receiver, View(layout=make_layout()), (), None).shards[path_of(0)]
+    wide = next(entry for entry in shard.header.tensors if entry.name == "wide")
+    inode, plain = (receiver / path_of(0)).stat().st_ino, os.preadv
+
+    def read(fd: int, buffers: Sequence[memoryview], offset: int) -> int:
+        begin = offset - len(shard.header.raw)
+        is_lost = begin < wide.end and wide.begin < begin + sum(map(len, buffers))
+        if os.fstat(fd).st_ino == inode and is_lost:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return plain(fd, buffers, offset)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "preadv", read)
+        with pytest.raises(LocalError):
+            site.pull()
+        assert site.pull(repair=True).unreadable == (path_of(0),)
+    assert tree(receiver) == tree(site.ranks(1)) and verify(receiver).matches
+
+
 def test_no_shard_is_left(site: Site) -> None:
     receiver = site.begin(1)
     for rank in range(RANKS):
@@ -340,7 +363,9 @@ def test_an_apply_that_was_stopped_is_overtaken(site: Site) -> None:
                 number, partial(apply, site.folder / "delta", receiver, mode=mode, jobs=1, layout=site.layout)
             ):
                 break
-            site.pull(repair=True)
+            # Whoever has begun it has noted the layout.
+            is_noted = (receiver / ".dcr/layout.json").exists()
+            site.pull(repair=True, layout=None if is_noted else site.layout)
             assert tree(receiver) == tree(site.ranks(1)) and verify(receiver).matches
             assert set(os.listdir(receiver / ".dcr")) == NOTES
 
@@ -707,6 +732,7 @@ def test_finished_without_remote_and_layout(site: Site) -> None:
         if not (site.receiver / ".dcr/in-progress").exists():
             continue
         seen += 1
+        assert json.loads((site.receiver / ".dcr/in-progress").read_bytes())["format"] == LAID_FORMAT
         site.remote.rename(site.folder / "gone")
         with suppress(NotFoundError, WrongBaseError):
             pull(site.remote, site.receiver, jobs=1)

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dcr_cli.errors import DamagedError, IncompleteError, NotFoundError, WrongBaseError
+from dcr_cli.errors import DamagedError, IncompleteError, NotFoundError, UnsupportedError, WrongBaseError
 from dcr_cli.fetch.download import fetch_manifest
 from dcr_cli.fetch.held import Held, read_held, recorded_skips
 from dcr_cli.fetch.listing import Listing, listing_of_anchor, listing_of_manifest
@@ -88,9 +88,17 @@ def is_trusted(position: Position, trust: Trust) -> bool:
 def list_files(source: Source, published: Published) -> Listing | None:
     """Which files a version has; None if that is not there any more."""
     commit = published.version.delta
-    if commit is not None:
-        with suppress(RemovedError):
-            return listing_of_manifest(fetch_manifest(source.store, published, commit, None)[1])
+    if commit is None:
+        return _listing_of_anchor(source, published)
+    with suppress(RemovedError):
+        return listing_of_manifest(fetch_manifest(source.store, published, commit, None)[1])
+    # It may have an anchor that says so; one that cannot be used is as good as none.
+    with suppress(DamagedError, WrongBaseError, UnsupportedError):
+        return _listing_of_anchor(source, published)
+    return None
+
+
+def _listing_of_anchor(source: Source, published: Published) -> Listing | None:
     anchor = fetch_anchor(source.store, published, source.trust)
     return listing_of_anchor(anchor) if anchor is not None else None
 

@@ -30,14 +30,18 @@ _SLICE_BYTES = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class _Local:
-    """A local tensor, `size` bytes from byte `begin` of its shard, and what its elements come from. With `keeps`, some
-    come from nowhere."""
+    """A local tensor, `size` bytes from byte `begin` of its shard, and what its elements come from, if from
+    anything."""
 
     begin: int
     size: int
     width: int
     sources: Sources
-    keeps: bool
+
+    def is_covered(self, first: int, end: int) -> bool:
+        """Whether all elements from number `first` to `end` come from somewhere; of no two boxes they are the same."""
+        boxes = [held.box for held in self.sources.owners.within(first, end)]
+        return sum(box.rank(end) - box.rank(first) for box in boxes) == end - first
 
 
 class Cutter:
@@ -88,7 +92,7 @@ class Cutter:
 
     def _elements(self, shard: Shard, local: _Local, first: int, end: int) -> NDArray[Any]:
         out: NDArray[Any] = np.zeros(end - first, f"<u{local.width}")
-        if local.keeps and shard.path in self._cut.held:
+        if shard.path in self._cut.held and not local.is_covered(first, end):
             self._held.read_path_into(shard.path, local.begin + first * local.width, out)
         self._gatherer.read(local.sources, first, out)
         return out
@@ -112,5 +116,4 @@ class Cutter:
             entry.end - entry.begin,
             DTYPES[local.form.dtype].width,
             Sources(entry.name, local.form, Boxes(held), Boxes([])),
-            sum(placement.box.elements for placement in placements) < local.form.elements,
         )

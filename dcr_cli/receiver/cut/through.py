@@ -25,7 +25,7 @@ from dcr_cli.pool import run_all
 from dcr_cli.receiver.cut.copied import copy_all, name_of
 from dcr_cli.receiver.cut.cutter import Cutter
 from dcr_cli.receiver.cut.shards import CutShards
-from dcr_cli.receiver.install.gather import Effort
+from dcr_cli.receiver.install.gather import Effort, Progress
 from dcr_cli.receiver.install.here import Request
 from dcr_cli.receiver.install.install import Manner, install
 from dcr_cli.receiver.install.result import InstallResult
@@ -44,7 +44,15 @@ def install_cut(path: Path, request: Request, manner: Manner, cut: CutShards, fo
     with Cutter(cut, canonical) as cutter, Files(folder.path, canonical.identities) as files:
         wanted = _wanted(cut, cutter, request)
         fetcher = _Cuttings(cut, cutter, files, _numbers(request.wanted))
-        return install(path, replace(request, wanted=wanted, fetcher=fetcher), manner)
+        effort = replace(request.effort, progress=_as_cut(request.effort.progress))
+        return install(path, replace(request, wanted=wanted, fetcher=fetcher, effort=effort), manner)
+
+
+def _as_cut(progress: Progress | None) -> Progress | None:
+    """Tell of what is cut as what it is: it comes to an installation as if it were fetched."""
+    if progress is None:
+        return None
+    return lambda stage, done, total: progress("cut" if stage == "fetch" else stage, done, total)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +129,7 @@ def _ranged(cut: CutShards, cutter: Cutter, effort: Effort) -> list[RangedFile]:
 
     def tick() -> None:
         if effort.progress is not None:
-            effort.progress("cut", sum(done), total)
+            effort.progress("check", sum(done), total)
 
     run_all(spans, make_worker, effort.jobs, tick)
     return [

@@ -219,6 +219,8 @@ class Installation:
                 target=state,
                 mode=INSTALL,
                 is_exact=True,
+                # A dcr that knows of no layout must not finish it.
+                is_laid=self._wanted.layout is not None,
                 base_blake3=note_blake3,
                 remote=self._request.origin,
             )
