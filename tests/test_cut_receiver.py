@@ -14,6 +14,7 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from safetensors.numpy import load_file, save_file
 
 from dcr_cli import PullResult, anchor, apply, diff, pull, push, verify
 from dcr_cli.checkpoint.checkpoint import open_checkpoint
-from dcr_cli.durable import NoRoomError
+from dcr_cli.durable import NoRoomError, open_folder
 from dcr_cli.errors import (
     ConflictError,
     DamagedError,
@@ -33,12 +34,13 @@ from dcr_cli.errors import (
     WrongBaseError,
 )
 from dcr_cli.layout.box import whole_box
-from dcr_cli.layout.layout import KEEP, Form, Layout, LocalTensor, Placement
+from dcr_cli.layout.layout import KEEP, Form, Layout, LocalTensor, Placement, Rule
 from dcr_cli.receiver.cut import cutter
 from dcr_cli.receiver.cut.cutter import Cutter
 from dcr_cli.receiver.cut.shards import find_shards
 from dcr_cli.receiver.marker import LAID_FORMAT
-from dcr_cli.receiver.view import View
+from dcr_cli.receiver.record import Record, read_record
+from dcr_cli.receiver.view import View, layout_blake3
 from faults import StoppedError, failing_at, killed_at, stopped_at, watching
 from ranks import RANKS, canonical, make_layout, path_of, rank_tensors, write_canonical, write_layout, write_ranks
 from receivers import claim, fresh_copy, tree
@@ -167,6 +169,25 @@ def test_by_an_anchor_and_the_deltas_after_it(site: Site) -> None:
     assert tree(receiver) == tree(write_ranks(site.ranks(2), canonical(2), 2))
 
 
+def test_deltas_come_before_a_smaller_anchor(site: Site) -> None:
+    """What an anchor takes besides is more than what is fetched."""
+    receiver = site.begin(1)
+    site.pull()
+    for number in (2, 3):
+        dice = np.random.default_rng(number)
+        made = {
+            name: np.frombuffer(dice.bytes(each.nbytes), each.dtype).reshape(each.shape)
+            for name, each in canonical(0).items()
+        }
+        push(write_canonical(site.dense(number), made, number), site.remote)
+        write_ranks(site.ranks(number), made, number)
+    anchor(site.dense(3), site.remote)
+    result = site.pull()
+    assert result.way is not None and result.way.anchor is None and result.applied == (3, 4)
+    assert result.way.bytes > (site.dense(3) / "model.safetensors").stat().st_size
+    assert tree(receiver) == tree(site.ranks(3))
+
+
 def test_a_break_of_the_log(site: Site) -> None:
     write_canonical(site.dense(2), canonical(2), 2)
     push(site.dense(2), site.remote, no_delta=True)
@@ -252,6 +273,26 @@ def test_what_the_ranks_hold_is_wrong(site: Site, damage: Callable[[Path], None]
             del tensors["buffer"]
         assert found.keys() == wanted.keys() and all(found[n].tobytes() == wanted[n].tobytes() for n in wanted)
     assert verify(receiver, against=site.dense(1)).matches
+
+
+def test_another_layout_of_the_same_bytes_is_noted(site: Site) -> None:
+    """What was recorded through one is not taken for what was read through the other."""
+    receiver = site.begin(1)
+    site.pull()
+    layout = make_layout()
+    kept = {path: {n: replace(t, fill=KEEP) for n, t in tensors.items()} for path, tensors in layout.shards.items()}
+    other = replace(layout, shards=kept)
+    site.pull(repair=True, layout=write_layout(site.folder / "full", other))
+    record = read_record_of(receiver)
+    assert record.layout == layout_blake3(other) != layout_blake3(layout)
+    assert pull(site.remote, receiver).already and tree(receiver) == tree(site.ranks(1))
+
+
+def read_record_of(receiver: Path) -> Record:
+    with open_folder(receiver / ".dcr") as home:
+        record = read_record(home)
+    assert record is not None
+    return record
 
 
 def test_what_is_no_part_of_a_checkpoint_stays(site: Site) -> None:
@@ -405,7 +446,12 @@ def with_more(layout: Layout) -> dict[str, dict[str, LocalTensor]]:
     return {path: {**tensors, "more": more} for path, tensors in layout.shards.items()}
 
 
-@pytest.mark.parametrize("made", [other_shapes, other_local_shapes, fewer_shards, other_tensors])
+def with_rules(site: Site) -> Layout:
+    layout = make_layout()
+    return replace(layout, stored={"gate": layout.tensors["gate"]}, rules={"gate": Rule("add-one", "gate")})
+
+
+@pytest.mark.parametrize("made", [other_shapes, other_local_shapes, fewer_shards, other_tensors, with_rules])
 @pytest.mark.parametrize("dry_run", [False, True])
 def test_a_layout_of_something_else(site: Site, made: Callable[[Site], Layout], dry_run: bool) -> None:
     receiver = site.begin()
@@ -739,6 +785,30 @@ def test_finished_without_remote_and_layout(site: Site) -> None:
         (site.folder / "gone").rename(site.remote)
         assert tree(site.receiver) == tree(site.ranks(1)) and verify(site.receiver).matches
     assert seen > 5
+
+
+def test_signed_as_what_led_there(site: Site, keys: tuple[Path, Path]) -> None:
+    """Whoever trusts a key goes on from an anchor, though the run that came to it could not say so any more."""
+    key = keys[0]
+    trusted: dict[str, Any] = {"trusted_keys": [str(key.with_suffix(".pub"))], "jobs": 1}
+    signed = site.folder / "signed"
+    for number in range(2):
+        push(site.dense(number), signed, sign_key=key)
+    shutil.rmtree(next((signed / "versions").glob("0000000002-*")))
+    anchor(site.dense(1), signed, sign_key=key)
+    seen = 0
+    for number in count(130):
+        receiver = site.begin()
+        pull(signed, receiver, layout=site.layout, version=1, repair=True, **trusted)
+        if stopped_at(number, partial(pull, signed, receiver, **trusted)):
+            break
+        seen += not (receiver / ".dcr/in-progress").exists() and b'"version": 1' in position_of(receiver)
+        assert pull(signed, receiver, **trusted).version == 2 and tree(receiver) == tree(site.ranks(1))
+    assert seen
+
+
+def position_of(receiver: Path) -> bytes:
+    return (receiver / ".dcr/remote.json").read_bytes()
 
 
 def test_what_was_fetched_is_not_fetched_again(site: Site) -> None:
