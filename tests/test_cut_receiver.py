@@ -39,7 +39,7 @@ from dcr_cli.receiver.cut import cutter
 from dcr_cli.receiver.cut.cutter import Cutter
 from dcr_cli.receiver.cut.shards import find_shards
 from dcr_cli.receiver.marker import LAID_FORMAT
-from dcr_cli.receiver.record import Record, read_record
+from dcr_cli.receiver.record import SETTLE_NS, Record, read_record
 from dcr_cli.receiver.view import View, layout_blake3
 from faults import StoppedError, failing_at, killed_at, stopped_at, watching
 from ranks import RANKS, canonical, make_layout, path_of, rank_tensors, write_canonical, write_layout, write_ranks
@@ -282,6 +282,9 @@ def test_another_layout_of_the_same_bytes_is_noted(site: Site) -> None:
     layout = make_layout()
     kept = {path: {n: replace(t, fill=KEEP) for n, t in tensors.items()} for path, tensors in layout.shards.items()}
     other = replace(layout, shards=kept)
+    # As if it had been written long enough after the last change to count.
+    state = json.loads((receiver / ".dcr/state.json").read_bytes())
+    (receiver / ".dcr/state.json").write_text(json.dumps(state | {"time_ns": state["time_ns"] + 3 * SETTLE_NS}))
     site.pull(repair=True, layout=write_layout(site.folder / "full", other))
     record = read_record_of(receiver)
     assert record.layout == layout_blake3(other) != layout_blake3(layout)
