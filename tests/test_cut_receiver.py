@@ -197,6 +197,33 @@ def test_a_break_of_the_log(site: Site) -> None:
     assert tree(receiver) == tree(write_ranks(site.ranks(2), canonical(2), 2))
 
 
+def write_pytorch(folder: Path, number: int) -> Path:
+    """What PyTorch's distributed checkpoint writes of two ranks that have half of the rows each."""
+    folder.mkdir()
+    for rank in range(RANKS):
+        mine, info = {}, {}
+        for name, tensor in canonical(number).items():
+            rows = len(tensor) // RANKS
+            begin = rank * rows if tensor.ndim == 2 else 0
+            if tensor.ndim == 2 or rank == 0:
+                mine[name] = np.ascontiguousarray(tensor[begin : begin + rows] if tensor.ndim == 2 else tensor)
+                info[name] = {"saved_offsets": [begin, 0][: tensor.ndim]}
+        name = f"shard-{rank + 1:05d}-model-00001-of-00001.safetensors"
+        save_file(mine, folder / name, {"DCP_SHARDING_INFO": json.dumps(info)})
+    (folder / "config.json").write_text(json.dumps({"version": number}))
+    return folder
+
+
+@pytest.mark.parametrize("repair", [False, True])
+def test_shards_that_say_themselves_what_they_are(site: Site, repair: bool) -> None:
+    receiver = write_pytorch(site.folder / "pytorch", 0)
+    if repair:
+        flip(min(receiver.glob("*.safetensors")))
+    assert pull(site.remote, receiver, repair=repair).applied == (2,)
+    assert tree(receiver) == tree(write_pytorch(site.folder / "wanted", 1))
+    assert pull(site.remote, receiver).already
+
+
 def test_back_to_an_older_version(site: Site) -> None:
     receiver = site.begin(1)
     assert site.pull().already
