@@ -47,7 +47,7 @@ def advance(store: Store, path: Path, wish: Wish, trip: Trip | None = None) -> P
         if standing.own is not None and standing.own.version.number == target:
             return journey.stay(standing.own)
         try:
-            return journey.go(Scout(source, standing.own, target, losses, by_deltas_alone=has_layout(path, wish.view)))
+            return journey.go(Scout(source, standing.own, target, losses, prefers_deltas=has_layout(path, wish.view)))
         except RemovedError as error:
             losses.add(error)
             if ways == _MOST_WAYS:

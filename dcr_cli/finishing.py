@@ -14,8 +14,9 @@ from dcr_cli.checkpoint.in_progress import INSTALL, STATE_FOLDER, check_complete
 from dcr_cli.delta.delta import open_delta
 from dcr_cli.errors import DamagedError, DcrError, IncompleteError
 from dcr_cli.fetch.adoption import is_trusted
+from dcr_cli.fetch.beside import remove_beside
 from dcr_cli.fetch.ending import arrival_at, note
-from dcr_cli.fetch.listing import Listing, listing_of_manifest
+from dcr_cli.fetch.listing import Listing, listing_of_manifest, listing_of_wanted
 from dcr_cli.fetch.situation import look
 from dcr_cli.fetch.source import signers_of
 from dcr_cli.fetch.spool import Spool, spool_of
@@ -37,6 +38,8 @@ def finish(path: Path, wish: Wish) -> tuple[str, ...] | None:
         if path.exists():
             check_complete(path)
         return None
+    if path.exists():
+        remove_beside(path)
     if not (path / FETCHED).is_dir():
         return None
     with spool_of(path) as spool:
@@ -46,8 +49,8 @@ def finish(path: Path, wish: Wish) -> tuple[str, ...] | None:
                 # As it leaves, it tidies up what a change has left that was stopped at its very end.
                 pass
         situation = look(path)
-        if situation.position is not None and situation.is_at_position:
-            # What led here is not needed any more.
+        if situation.position is not None and situation.is_at_position and not wish.is_repair:
+            # What led here is not needed any more; what is repaired may have to come here once more.
             spool.keep([place for place in spool.places() if place.version > situation.position.version])
         return foreign
 
@@ -101,10 +104,13 @@ def _note_arrival(path: Path, spool: Spool, wish: Wish) -> bool:
 
 
 def _listing(spool: Spool, published: Published) -> Listing | None:
-    """The files of a version, if all of its delta is there."""
+    """The files of a version, if all of its delta is there, or if its anchor was fetched to be cut."""
     place = published.version.place
     try:
-        return listing_of_manifest(open_delta(spool.path(place)).manifest) if spool.has_delta(place) else None
+        if spool.has_delta(place):
+            return listing_of_manifest(open_delta(spool.path(place)).manifest)
     except DcrError:
         # It is not what it was; then nothing can have been made of it.
         return None
+    wanted = spool.read_wanted(place)
+    return listing_of_wanted(wanted) if wanted is not None else None

@@ -19,6 +19,7 @@ from dcr_cli.delta.delta import open_delta
 from dcr_cli.errors import ConflictError
 from dcr_cli.fetch.adoption import Standing
 from dcr_cli.fetch.anchors import AnchorFetcher, wanted_of
+from dcr_cli.fetch.beside import spool_beside
 from dcr_cli.fetch.download import Documents, fetch_versions
 from dcr_cli.fetch.ending import arrival_at, end, is_due, note
 from dcr_cli.fetch.held import leave_record
@@ -31,11 +32,16 @@ from dcr_cli.fetch.spool import Spool, spool_of
 from dcr_cli.fetch.way import Way
 from dcr_cli.fetch.wish import Wish
 from dcr_cli.receiver.beside.folders import ASIDE
+from dcr_cli.receiver.cut.copied import fetch_forms
+from dcr_cli.receiver.cut.shards import CutShards, find_shards
+from dcr_cli.receiver.cut.through import install_cut
 from dcr_cli.receiver.install.here import Request
 from dcr_cli.receiver.install.install import Manner, install
+from dcr_cli.receiver.install.result import InstallResult
 from dcr_cli.receiver.install.site import Allowance
 from dcr_cli.receiver.receiver import Receiver
 from dcr_cli.receiver.survey import open_root
+from dcr_cli.receiver.view import has_layout
 from dcr_cli.remote.version import Published
 
 
@@ -74,10 +80,13 @@ class Journey:
             position = noted
         is_noted = position == noted and self.situation.is_at_position
         if not self.wish.dry_run and (not is_noted or is_due(position, self.wish)):
-            with self._locked():
+            with self._locked() as spool:
                 self._adopt()
                 if not is_noted:
                     note(self.path, position)
+                if spool is not None:
+                    # What led here, and was not known to have led here.
+                    spool.keep([place for place in spool.places() if place.version > position.version])
                 end(self.source.store, self.path, position, self.wish)
         return self._result(own, None, self.trip.applied)
 
@@ -86,9 +95,11 @@ class Journey:
         if self.wish.dry_run:
             way = scout.way(self.situation.bytes)
             scout.documents(way, None)
+            self._cut(scout, way)
             return self._result(scout.target, way, way.versions)
         with self._locked() as spool:
             way = scout.way(self.situation.bytes)
+            cut = self._cut(scout, way)
             if spool is not None:
                 self._adopt()
             documents = scout.documents(way, spool)
@@ -99,7 +110,7 @@ class Journey:
             elif spool is not None:
                 self._bring(spool, documents)
         if way.anchor is not None:
-            self._install(scout, way.anchor)
+            self._install(scout, way.anchor, cut)
             with spool_of(self.path) as spool:
                 self._bring(spool, documents)
         position = self._position(scout.target)
@@ -163,24 +174,55 @@ class Journey:
         self._came_to(documents[: len(deltas)], applied.foreign, applied.previous)
         return left
 
-    def _install(self, scout: Scout, version: int) -> None:
-        """Bring the receiver to the version of an anchor, of which what it has is not fetched, and note that."""
+    def _install(self, scout: Scout, version: int, cut: CutShards | None) -> None:
+        """Bring the receiver to the version of an anchor, of which what it has is not fetched, and note that; one with
+        a layout has the shards of `cut`."""
+        published = scout.commits[version]
+        request = self._request(scout, version)
+        # What is in progress there could not be finished, or is what is gone on with.
+        allowance = Allowance(repair=self.wish.is_repair or self.situation.is_marked)
+        manner = Manner(self.wish.mode, allowance, self.wish.keep_previous)
+        if cut is not None:
+            installed = self._install_cut(published, request, manner, cut)
+        else:
+            installed = install(self.path, request, manner)
+            note(self.path, self._position(published))
+        self.trip.applied += (version,)
+        self.trip.unreadable = installed.unreadable
+        self._left(installed.foreign, installed.previous)
+
+    def _request(self, scout: Scout, version: int) -> Request:
         published = scout.commits[version]
         position = self._position(published)
-        request = Request(
+        return Request(
             wanted_of(scout.anchors[version]),
             AnchorFetcher(self.source.store, published.version.place),
             self.source.shown,
             self.wish.effort,
             before_seen=lambda folder: note(folder, position),
         )
-        # What is in progress there could not be finished, or is what is gone on with.
-        allowance = Allowance(repair=self.wish.is_repair or self.situation.is_marked)
-        installed = install(self.path, request, Manner(self.wish.mode, allowance, self.wish.keep_previous))
-        note(self.path, position)
-        self.trip.applied += (version,)
-        self.trip.unreadable = installed.unreadable
-        self._left(installed.foreign, installed.previous)
+
+    def _install_cut(self, published: Published, request: Request, manner: Manner, cut: CutShards) -> InstallResult:
+        """The same through the receiver's layout: the anchor's files are fetched, and its shards cut out of them."""
+        place = published.version.place
+        spool_at = spool_beside if self.situation.is_new else spool_of
+        with spool_at(self.path) as spool:
+            # All that came on another way to another anchor would take as much room again.
+            spool.keep([place])
+            with spool.files(place) as folder:
+                spool.write_wanted(place, request.wanted)
+                installed = install_cut(self.path, request, manner, cut, folder)
+            note(self.path, self._position(published))
+            spool.keep(())
+        return installed
+
+    def _cut(self, scout: Scout, way: Way) -> CutShards | None:
+        """The shards of a receiver that comes to an anchor through a layout: what cannot be is refused before anything
+        of it is fetched."""
+        if way.anchor is None or not has_layout(self.path, self.wish.view):
+            return None
+        root, request = Path(os.path.realpath(self.path)), self._request(scout, way.anchor)
+        return find_shards(root, self.wish.view, request.wanted.skipped, fetch_forms(request))
 
     def _came_to(self, documents: list[Documents], foreign: tuple[str, ...], previous: str | None) -> None:
         self.trip.applied += tuple(each.place.version for each in documents)

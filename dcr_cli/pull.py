@@ -51,7 +51,8 @@ def pull(
 
     A folder that is not there, or empty, becomes a copy; one that holds one of the newest versions is brought on from
     there; any other one is refused, unless `repair` brings it to the version by an anchor, whatever it holds. `mode`,
-    `keep_previous` and `layout` are those of `apply`; a receiver with a layout comes to a version by deltas alone. With
+    `keep_previous` and `layout` are those of `apply`; the shards of a receiver with a layout are cut out of the files
+    of an anchor where deltas do not lead to the version. With
     `trusted_keys` (as text or files) only what one of them has signed counts. `hook` is a shell command that runs when
     the bytes are in place; if it fails, the next pull runs it again. A `receiver`'s name is what it acknowledges the
     version by, signed with `receiver_key`; one that has a name also stages the version after it, if that is prepared;

@@ -449,7 +449,7 @@ def test_tied_tensors_come_from_a_remote_and_do_not_part(run: Run, tmp_path: Pat
     assert run("push", root / "parted", remote, "-q").code == 0
     message = "lm_head.weight and model.embed_tokens.weight, which are one tensor here, differ in the target"
     for options in ((), ("--in-place",)):
-        assert is_failure(run("pull", remote, ranks, *options), 8, message, "export the receiver's folder again")
+        assert is_failure(run("pull", remote, ranks, *options), 8, message, "make a layout of a load that has both")
     assert tree(ranks) == tree(root / "ranks-1") and run("verify", ranks, "-q").code == 0
     # Nor can they be what they are not at the start.
     assert run("diff", root / "parted", root / "base", "-o", tmp_path / "back", "-q").code == 0

@@ -5,9 +5,12 @@ It reads and changes nothing.
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 
-from dcr_cli.errors import WrongBaseError
+from dcr_cli.errors import DamagedError, IncompleteError, NotFoundError, UnsupportedError, WrongBaseError
 from dcr_cli.fetch.download import fetch_manifest
 from dcr_cli.fetch.held import Held, read_held, recorded_skips
 from dcr_cli.fetch.listing import Listing, listing_of_anchor, listing_of_manifest
@@ -16,6 +19,7 @@ from dcr_cli.fetch.position import Position
 from dcr_cli.fetch.situation import Situation
 from dcr_cli.fetch.source import Source, commits_between, require_version
 from dcr_cli.fetch.wish import Wish
+from dcr_cli.receiver.cut.shards import can_be_cut
 from dcr_cli.receiver.survey import open_root
 from dcr_cli.receiver.view import has_layout, layout_blake3
 from dcr_cli.remote.documents import fetch_anchor
@@ -24,7 +28,6 @@ from dcr_cli.remote.signing import Trust
 from dcr_cli.remote.version import Published
 
 _REPAIR = "dcr pull --repair brings it to a version whatever it holds, and fetches what differs from an anchor"
-_EXPORT = "export it again from a checkpoint of a version: no anchor is stored as its layout says"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +77,7 @@ def find_standing(source: Source, situation: Situation, target: int, wish: Wish)
         if (found := _match(source, held, versions[version])) is not None:
             return replace(found, is_adopted=True)
     which = f"is none of the versions {first} to {newest}" if first < newest else f"is not version {newest}"
-    hint = _EXPORT if has_layout(situation.path, wish.view) else _REPAIR
-    raise WrongBaseError(str(situation.path), f"what it holds {which} of {source.shown}", hint=hint)
+    raise WrongBaseError(str(situation.path), f"what it holds {which} of {source.shown}", hint=_REPAIR)
 
 
 def is_trusted(position: Position, trust: Trust) -> bool:
@@ -87,13 +89,18 @@ def list_files(source: Source, published: Published) -> Listing | None:
     """Which files a version has; None if that is not there any more."""
     commit = published.version.delta
     if commit is None:
-        anchor = fetch_anchor(source.store, published, source.trust)
-        return listing_of_anchor(anchor) if anchor is not None else None
-    try:
-        _, manifest = fetch_manifest(source.store, published, commit, None)
-    except RemovedError:
-        return None
-    return listing_of_manifest(manifest)
+        return _listing_of_anchor(source, published)
+    with suppress(RemovedError):
+        return listing_of_manifest(fetch_manifest(source.store, published, commit, None)[1])
+    # It may have an anchor that says so; one that cannot be used is as good as none.
+    with suppress(DamagedError, WrongBaseError, UnsupportedError):
+        return _listing_of_anchor(source, published)
+    return None
+
+
+def _listing_of_anchor(source: Source, published: Published) -> Listing | None:
+    anchor = fetch_anchor(source.store, published, source.trust)
+    return listing_of_anchor(anchor) if anchor is not None else None
 
 
 def _noted(source: Source, situation: Situation, wish: Wish) -> Published | None:
@@ -117,7 +124,14 @@ def _read(source: Source, situation: Situation, newest: int, wish: Wish) -> Held
         if not skip:
             listing = list_files(source, require_version(source, newest))
             skip = listing.skipped if listing is not None else ()
-        return read_held(root, skip, wish.effort, wish.view)
+        try:
+            return read_held(root, skip, wish.effort, wish.view)
+        except (DamagedError, NotFoundError) as error:
+            place = Path(os.path.realpath(situation.path))
+            is_incomplete = isinstance(error, IncompleteError)
+            if is_incomplete or not has_layout(place, wish.view) or not can_be_cut(place, wish.view, skip):
+                raise
+            raise type(error)(error.what, error.facts, hint=_REPAIR) from error
 
 
 def _match(source: Source, held: Held, published: Published) -> Standing | None:

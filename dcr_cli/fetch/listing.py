@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from dcr_cli.checkpoint.checkpoint import FileDigest
 from dcr_cli.checkpoint.parts import SIDECAR
 from dcr_cli.delta.manifest import Manifest
+from dcr_cli.fetch.anchors import wanted_of
+from dcr_cli.receiver.install.wanted import Wanted
 from dcr_cli.remote.anchor import Anchor
 
 
@@ -31,6 +33,10 @@ def listing_of_manifest(manifest: Manifest) -> Listing:
     return Listing(tuple(files), tuple(manifest.skipped))
 
 
+def listing_of_wanted(wanted: Wanted) -> Listing:
+    files = (FileDigest(file.path, file.kind, file.size, file.blake3) for file in wanted.files)
+    return Listing(tuple(files), wanted.skipped)
+
+
 def listing_of_anchor(anchor: Anchor) -> Listing:
-    files = (FileDigest(file.path, file.kind, file.size, file.blake3) for file in anchor.files)
-    return Listing(tuple(files), anchor.skipped)
+    return listing_of_wanted(wanted_of(anchor))

@@ -21,17 +21,18 @@ from dcr_cli.remote.version import Published
 class Scout:
     """Looks for a way from a receiver's own version, if it has one, to a target; remembers what was there.
 
-    Around `losses` it looks for one from the start; `by_deltas_alone`: around all anchors.
+    Around `losses` it looks for one from the start. `prefers_deltas`: an anchor costs the receiver much more than its
+    bytes, and is taken where deltas lead nowhere.
     """
 
     def __init__(
-        self, source: Source, own: Published | None, target: int, losses: Losses, *, by_deltas_alone: bool = False
+        self, source: Source, own: Published | None, target: int, losses: Losses, *, prefers_deltas: bool = False
     ) -> None:
         self.goal = Goal(own.version.number if own is not None else None, target)
         self.anchors: dict[int, Anchor] = {}
         self._source = source
         self._losses = losses
-        self._by_deltas_alone = by_deltas_alone
+        self._prefers_deltas = prefers_deltas
         self._faults: list[DcrError] = []
         self._asked: set[int] = set()
         first = own if own is not None and own.version.number <= target else None
@@ -51,7 +52,7 @@ class Scout:
         as good as none: what is wrong with it is raised if there is no other way.
         """
         way = self._best()
-        if not self._by_deltas_alone and is_worth_looking(way, own_bytes):
+        if is_worth_looking(way, own_bytes) and not (way is not None and self._prefers_deltas):
             self._ask({self.goal.target, self.target.version.anchor})
             way = self._best()
         for version in self._others():
@@ -87,8 +88,8 @@ class Scout:
         }
         anchors |= {number: anchor.bytes for number, anchor in self.anchors.items()}
         left = {number: size for number, size in anchors.items() if number not in self._losses.anchors}
-        left = {} if self._by_deltas_alone else left
-        return find_way(self.goal, deltas, left, missing=self._losses.deltas)
+        by_deltas = find_way(self.goal, deltas, {}, missing=self._losses.deltas) if self._prefers_deltas else None
+        return by_deltas or find_way(self.goal, deltas, left, missing=self._losses.deltas)
 
     def _ask(self, versions: set[int]) -> None:
         for version in sorted(versions - self._asked, reverse=True):
@@ -112,8 +113,6 @@ class Scout:
     def _others(self) -> Iterator[int]:
         """Versions that may have an anchor though no commit on the way says so; older ones where those may serve."""
         own, target = self.goal
-        if self._by_deltas_alone:
-            return
         if own is not None and own <= target:
             yield from range(target, own, -1)
             return
@@ -130,12 +129,6 @@ class Scout:
         if self._faults:
             return self._faults[0]
         own, target = self.goal
-        if self._by_deltas_alone:
-            facts = f"version {target} cannot be reached by deltas{self._losses.words}, and files of anchors are not"
-            facts += " stored as the receiver's layout says"
-            return WrongBaseError(
-                self._source.shown, facts, hint=f"export the receiver again from a checkpoint of version {target}"
-            )
         if own is None or own > target:
             facts = f"no anchor from which version {target} can be reached{self._losses.words}"
             return NotFoundError(self._source.shown, facts, hint=f"dcr anchor {self._source.shown} makes one")

@@ -22,8 +22,10 @@ from dcr_cli.durable import PRIVATE_FOLDER_MODE, File, Folder
 from dcr_cli.errors import DcrError
 from dcr_cli.locking import lock_folder
 from dcr_cli.receiver.fetched import FETCHED
+from dcr_cli.receiver.install.wanted import Wanted, decode_wanted, encode_wanted
 from dcr_cli.receiver.room import free_bytes
 from dcr_cli.receiver.survey import open_root
+from dcr_cli.remote.anchor import ANCHOR_LIMIT
 from dcr_cli.remote.keys import Place, place_of_version
 from dcr_cli.remote.version import Published, decode_version
 
@@ -31,6 +33,8 @@ _NAME = FETCHED.rpartition("/")[2]
 _LOCK = "lock"
 # The whole commit of a version, with its signatures, beside the line of it that makes the folder a delta.
 _PUBLISHED = "published.json"
+# What was fetched of an anchor, and which files it has.
+_FILES, _WANTED = "files", "wanted"
 _READ_BYTES = 1 << 20
 _NEW = ".part"
 
@@ -131,6 +135,33 @@ class Spool:
     def write(self, place: Place, name: str, data: bytes) -> None:
         """Write a document of a version, durably."""
         self._folder.replace_file(f"{place}/{name}", data)
+
+    @contextmanager
+    def files(self, place: Place) -> Iterator[Folder]:
+        """Open a folder, made if it is not there, for what is fetched of a version's anchor, as whoever fetches it
+        wants it. After an error nothing stays of a version of which nothing has come."""
+        self.begin(place)
+        self._folder.make_folder(f"{place}/{_FILES}", PRIVATE_FOLDER_MODE, exist_ok=True)
+        with self._folder.open_folder(f"{place}/{_FILES}") as folder:
+            try:
+                yield folder
+            except DcrError:
+                if not folder.names():
+                    with suppress(DcrError):
+                        self._folder.remove_tree(str(place))
+                raise
+
+    def write_wanted(self, place: Place, wanted: Wanted) -> None:
+        """Write down the files of a version, whose anchor is fetched to be cut into other ones."""
+        self.write(place, _WANTED, encode_wanted(wanted))
+
+    def read_wanted(self, place: Place) -> Wanted | None:
+        """The files of a version as they were written down, if they were, and can be read."""
+        data = self.read(place, _WANTED, ANCHOR_LIMIT)
+        try:
+            return decode_wanted(data, _WANTED) if data is not None else None
+        except DcrError:
+            return None
 
     def expect(self, published: Published) -> None:
         """Note which version is being fetched, before its receiver can be at it."""

@@ -71,9 +71,6 @@ def make_wish(
         raise UsageError(
             "--receiver-key", "signs what a receiver says, and needs its name", hint="give --receiver NAME"
         )
-    if layout is not None and is_repair:
-        facts = "--repair and --layout exclude each other: an anchor would take the place of the files of the layout"
-        raise UsageError("pull", facts, hint="export the folder again from a checkpoint that is right")
     key = load_signing_key(receiver_key, "--receiver-key") if receiver_key is not None else None
     return Wish(
         effort,

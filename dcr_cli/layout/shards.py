@@ -60,6 +60,15 @@ def open_shards(
     identities = scan(folder, skip=skip, must_be_files=(SHARD_SUFFIX,), strangers=strangers)
     # Once more: an apply that began after the first look may have changed what was listed.
     check_complete(folder)
+    shards = read_shards(folder, identities)
+    if not shards:
+        check_not_pickled(identities, f"{what} {folder}")
+        raise NotFoundError(f"{what} {folder}", f"holds no shards: it has no *{SHARD_SUFFIX} file")
+    return RankShards(folder, shards, identities, tuple(dict.fromkeys(skip)), tuple(strangers or ()))
+
+
+def read_shards(folder: Path, identities: Mapping[str, Identity]) -> dict[str, Shard]:
+    """Read the headers of those of some files that are shards, by path; DamagedError where one is malformed."""
     shards = {}
     with Files(folder, identities) as files:
         for path in (path for path in identities if path.endswith(SHARD_SUFFIX)):
@@ -67,7 +76,4 @@ def open_shards(
                 raise DamagedError(str(folder / path), f"unsafe name: {fault}")
             with files.opened(path) as fd:
                 shards[path] = Shard(path, read_header(fd, str(folder / path)), identities[path].size)
-    if not shards:
-        check_not_pickled(identities, f"{what} {folder}")
-        raise NotFoundError(f"{what} {folder}", f"holds no shards: it has no *{SHARD_SUFFIX} file")
-    return RankShards(folder, shards, identities, tuple(dict.fromkeys(skip)), tuple(strangers or ()))
+    return shards

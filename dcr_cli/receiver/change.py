@@ -28,6 +28,7 @@ from dcr_cli.receiver.receiver import HELD_CONFIG, JOURNAL, STAGE, Batch, Receiv
 from dcr_cli.receiver.sidecars import NewFiles, final_files, identities_now, marker_of, new_files
 from dcr_cli.receiver.staging import stage
 from dcr_cli.receiver.survey import Survey, judge
+from dcr_cli.receiver.view import note_layout
 
 REPLACE, IN_PLACE = "replace", "in-place"
 # Components are committed together up to so many staged bytes, so that threads have several files to work on.
@@ -120,6 +121,9 @@ class Change:
             # Nothing is changed yet.
             self._receiver.remove_marker()
             raise
+        if self._job.base.laid is not None:
+            # Who finds the change stopped must not take the shards for ones of another kind.
+            note_layout(self._home, self._job.base.laid.layout)
         self._placement.hold_config()
         self._placement.make_way()
         self._commit(Batch(0, group, chunks, is_done=False))

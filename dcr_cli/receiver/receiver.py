@@ -117,19 +117,20 @@ class Receiver:
     # What is being prepared
 
     def begin(self) -> None:
-        """Make the folders for a change. Whatever lay in them is removed first.
-
-        DamagedError if something else than a file has a name that what is noted in the end needs.
-        """
+        """Make the folders for a change, after check_notes. Whatever lay in them is removed first."""
         self.clear()
+        self.check_notes()
+        for name in (STAGE, JOURNAL):
+            self.home.make_folder(name, PRIVATE_FOLDER_MODE)
+        self.home.sync()
+
+    def check_notes(self) -> None:
+        """Raise DamagedError if something else than a file has a name that what is noted in the end needs."""
         for name in (STATE_NAME, TABLE_NAME, NOTE_NAME):
             status = self.home.status(name)
             if status is not None and not stat.S_ISREG(status.st_mode):
                 facts = f"is {file_kind(status.st_mode)}, where a file has to be"
                 raise DamagedError(str(self.home.path / name), facts, hint="remove it")
-        for name in (STAGE, JOURNAL):
-            self.home.make_folder(name, PRIVATE_FOLDER_MODE)
-        self.home.sync()
 
     def resume(self) -> None:
         """Make the folders for a change that was begun, where somebody has removed them."""

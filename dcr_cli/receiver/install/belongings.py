@@ -55,7 +55,7 @@ def look_over(
 
     WrongBaseError if a shard or weight map is there that would be part of the checkpoint and of which nothing says that
     it may go, NotFoundError if nothing is there of any checkpoint. With `is_marked`, a change had begun, which refused
-    such ones, so that all shards are its own.
+    such ones, so that all shards are its own; those of a receiver with a layout are the wanted ones alone.
     """
     strangers: list[str] = []
     present = scan(root.path, skip=wanted.skipped, strangers=strangers)
@@ -64,21 +64,21 @@ def look_over(
     if record is not None:
         told |= {file.path for file in record.files if path_fault(file.path) is None}
     paths = sorted({*present, *strangers, *away})
-    own = told | _as_found(root, present, told, is_marked=is_marked)
+    own = told | (_as_found(root, present, told, is_marked=is_marked) if wanted.layout is None else set())
     if not (is_marked or own or any(file.path in present for file in wanted.files)):
         facts = "is not empty and holds no checkpoint: it has no *.safetensors file"
         raise NotFoundError(str(root.path), facts, hint="give an empty folder, or a new one")
     names = {file.path for file in wanted.files}
     others = [path for path in paths if path not in names]
     foreign = tuple(path for path in others if path not in own)
-    check_nobodys(root, foreign)
+    check_nobodys(root, foreign, wanted)
     going = marks_at(root, (path for path in others if path in own))
     if CONFIG in going and going[CONFIG] is None:
         going[CONFIG] = _held_config(root)
     return Belongings(present, going, foreign)
 
 
-def set_apart(root: Folder, found: Belongings, noted: Known, *, is_marked: bool) -> Belongings:
+def set_apart(root: Folder, wanted: Wanted, found: Belongings, noted: Known, *, is_marked: bool) -> Belongings:
     """Tell another file that has got a name since a run noted what goes, and was stopped; what it noted is kept.
 
     Before the change that is a sidecar alone: which shards belong to a checkpoint, this says itself. WrongBaseError as
@@ -88,14 +88,15 @@ def set_apart(root: Folder, found: Belongings, noted: Known, *, is_marked: bool)
     if not is_marked:
         others = {path: mark for path, mark in others.items() if not (is_top_shard(path) or is_weight_map(path))}
     foreign = tuple(sorted({*found.foreign, *others}))
-    check_nobodys(root, foreign)
+    check_nobodys(root, foreign, wanted)
     return Belongings(found.present, {**found.going, **others}, foreign)
 
 
-def check_nobodys(root: Folder, foreign: Iterable[str]) -> None:
-    """Raise WrongBaseError if a file that is no part of a checkpoint would become one."""
+def check_nobodys(root: Folder, foreign: Iterable[str], wanted: Wanted) -> None:
+    """Raise WrongBaseError if a file that is no part of a checkpoint would become one; beside shards that a layout is
+    of, a weight map says nothing."""
     for path in foreign:
-        if is_top_shard(path) or is_weight_map(path):
+        if is_top_shard(path) or (wanted.layout is None and is_weight_map(path)):
             kind = "shard" if is_top_shard(path) else "weight map"
             facts = f"is a {kind} that is no part of the checkpoint, and would be one of the new one"
             raise WrongBaseError(str(root.path / shown(path)), facts, hint="move it out of the checkpoint")
@@ -131,7 +132,7 @@ def sort_out(root: Folder, wanted: Wanted, going: Known) -> Belongings:
     present = scan(root.path, skip=wanted.skipped, strangers=strangers)
     names = {*going, *(file.path for file in wanted.files)}
     foreign = tuple(sorted({path for path in (*present, *strangers) if path not in names}.union(_others(root, going))))
-    check_nobodys(root, foreign)
+    check_nobodys(root, foreign, wanted)
     return Belongings(present, going, foreign)
 
 

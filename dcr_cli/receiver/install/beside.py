@@ -151,8 +151,7 @@ def _is_for(parent: Folder, name: str, wanted: Wanted) -> bool:
                 note = read_note(home)
             if note is not None:
                 return note.wanted == wanted
-            record = find_record(root)
-            return record is not None and record.state == wanted.state
+            return wanted.is_recorded(find_record(root))
     except DcrError:
         return False
 

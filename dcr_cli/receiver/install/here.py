@@ -20,6 +20,7 @@ from dcr_cli.checkpoint.folder import AT_REST, Identity, check_same, identity_of
 from dcr_cli.checkpoint.in_progress import INSTALL, STATE_FOLDER
 from dcr_cli.durable import PRIVATE_FOLDER_MODE, File, Folder
 from dcr_cli.errors import ConflictError, DamagedError, LocalError
+from dcr_cli.layout.document import decode_layout
 from dcr_cli.receiver.install.built import read_built
 from dcr_cli.receiver.install.gather import Effort, Gatherer, Shelf
 from dcr_cli.receiver.install.note import Note, key_of, read_note, write_note
@@ -33,6 +34,7 @@ from dcr_cli.receiver.receiver import HELD, HELD_CONFIG, STAGE, Receiver
 from dcr_cli.receiver.record import TensorRecord, mode_of_record, read_record, write_record
 from dcr_cli.receiver.removal import move_file, remove_empty_folders, remove_files
 from dcr_cli.receiver.sidecars import identities_now, identity_below
+from dcr_cli.receiver.view import note_layout
 
 # What the folder was before does not matter any more.
 _ANY = State(bytes(32), bytes(32))
@@ -94,6 +96,7 @@ class Installation:
             self.settle(stock)
             return stock
         check_site(self._site, stock, self._wanted)
+        self._receiver.check_notes()
         self._receiver.resume()
         self._receiver.keeps_staged = True
         note = Note(self._wanted, self._site.belongings.going)
@@ -216,6 +219,8 @@ class Installation:
                 target=state,
                 mode=INSTALL,
                 is_exact=True,
+                # A dcr that knows of no layout must not finish it.
+                is_laid=self._wanted.layout is not None,
                 base_blake3=note_blake3,
                 remote=self._request.origin,
             )
@@ -239,7 +244,9 @@ class Installation:
             raise ConflictError(str(self._root.path / others[0]), facts, hint=AT_REST)
 
     def _change(self, stock: Stock) -> None:
-        """Give all files but the config their names, when what is to go has gone."""
+        """Give all files but the config their names, when what is to go has gone. How tensors are stored in them is
+        noted before: who finds the change stopped must not take them for files of another kind."""
+        self._note_layout()
         self._hold_config()
         removed = self._site.belongings.removed
         remove_files(self._root, removed)
@@ -311,7 +318,7 @@ class Installation:
         self._receiver.keeps_staged = False
         identities = dict(stock.placed.shelf.identities)
         record = read_record(self._home)
-        if record is not None and record.state == self._wanted.state and record.is_current(identities):
+        if record is not None and self._wanted.is_recorded(record) and record.is_current(identities):
             return
         places = [stock.placed.shelf.paths[number] for number in range(len(self._wanted.files))]
         tensors, files = read_built(self._root.path, places, identities, self._wanted, self._request.effort)
@@ -322,6 +329,7 @@ class Installation:
     def _record(
         self, tensors: Sequence[TensorRecord], files: Sequence[FileDigest], identities: dict[str, Identity]
     ) -> None:
+        self._note_layout()
         write_record(
             self._home,
             self._wanted.state.content,
@@ -330,8 +338,13 @@ class Installation:
             identities,
             self._wanted.skipped,
             mode=mode_of_record(self._root, identities),
+            layout=self._wanted.layout_blake3,
         )
         self._receiver.keeps_home = True
+
+    def _note_layout(self) -> None:
+        if self._wanted.layout is not None:
+            note_layout(self._home, decode_layout(self._wanted.layout, str(self._root.path)))
 
 
 def _changed(source: Folder, path: str) -> ConflictError:

@@ -56,7 +56,7 @@ def site_of(root: Folder, wanted: Wanted, allowance: Allowance) -> Site:
             known += [*note.going, *(file.path for file in note.wanted.files)]
         belongings = look_over(root, wanted, known, away=away, is_marked=marker is not None)
         if note is not None and (marker is not None or note.wanted == wanted):
-            belongings = set_apart(root, belongings, note.going, is_marked=marker is not None)
+            belongings = set_apart(root, wanted, belongings, note.going, is_marked=marker is not None)
         return Site(root, belongings, is_marked=marker is not None)
 
 

@@ -38,17 +38,31 @@ from dcr_cli.checkpoint.parts import (
 from dcr_cli.checkpoint.patterns import Patterns, check_patterns
 from dcr_cli.delta.file_rules import RangedFile, range_count, range_spans
 from dcr_cli.errors import DamagedError, UsageError
+from dcr_cli.receiver.record import Record
 
 _NO_BYTES = object_digest(b"")
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A state, its files in canonical order, and the patterns of what its publisher left out."""
+    """A state, its files in canonical order, and the patterns of what its publisher left out.
+
+    `layout` is the text of the one through which its shards store their tensors; without, they store them as they are.
+    """
 
     state: State
     skipped: tuple[str, ...]
     files: tuple[RangedFile, ...]
+    layout: bytes | None = None
+
+    @property
+    def layout_blake3(self) -> bytes | None:
+        """What a record says of the layout."""
+        return object_digest(self.layout) if self.layout is not None else None
+
+    def is_recorded(self, record: Record | None) -> bool:
+        """Whether a record is of this state, in shards that store it so."""
+        return record is not None and (record.state, record.layout) == (self.state, self.layout_blake3)
 
     @property
     def bytes(self) -> int:
@@ -68,7 +82,7 @@ class Part(NamedTuple):
 class Fetcher(Protocol):
     """Whence the bytes come that a receiver has not. It is called from several threads, and never trusted."""
 
-    def fetch(self, path: str, begin: int, size: int) -> Iterator[bytes]:
+    def fetch(self, path: str, begin: int, size: int) -> Iterator[bytes | memoryview]:
         """Yield `size` bytes of the file `path` from byte `begin` on, in parts of any size; DcrError if it cannot."""
 
 
@@ -135,7 +149,9 @@ def _check_together(wanted: Wanted, what: str) -> None:
     maps = [file.path for file in wanted.files if file.kind == WEIGHT_MAP]
     if not 1 <= len(shards) <= MAX_SHARDS or len(maps) > 1:
         raise DamagedError(what, f"has {len(shards)} shards and {len(maps)} weight maps, and is no checkpoint")
-    if not maps and unmapped_shards(shards) != shards:
+    if wanted.layout is not None and maps:
+        raise DamagedError(what, "has a weight map beside shards that a layout is of")
+    if wanted.layout is None and not maps and unmapped_shards(shards) != shards:
         raise DamagedError(what, "has no weight map that names its shards")
     if sum(file.size for file in wanted.files if file.kind == SIDECAR) > MAX_SIDECARS_BYTES:
         raise DamagedError(what, f"its files beside the shards have more than {MAX_SIDECARS_BYTES} bytes")
@@ -151,7 +167,7 @@ def _check_together(wanted: Wanted, what: str) -> None:
 
 def encode_wanted(wanted: Wanted) -> bytes:
     """Write a wanted state on one line; equal ones are equal bytes."""
-    document = {
+    document: dict[str, object] = {
         "content": blake3_text(wanted.state.content),
         "files": blake3_text(wanted.state.files),
         "skipped": wanted.skipped,
@@ -160,6 +176,8 @@ def encode_wanted(wanted: Wanted) -> bytes:
             for file in wanted.files
         ],
     }
+    if wanted.layout is not None:
+        document["layout"] = wanted.layout.decode()
     return json.dumps(document).encode()
 
 
@@ -171,6 +189,7 @@ def decode_wanted(text: bytes, what: str) -> Wanted:
             State(parse_blake3(document["content"], what), parse_blake3(document["files"], what)),
             tuple(map(str, document["skipped"])),
             tuple(_file(*row) for row in document["rows"]),
+            document["layout"].encode() if "layout" in document else None,
         )
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise DamagedError(what, "is not a wanted state that dcr wrote") from error

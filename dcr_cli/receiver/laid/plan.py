@@ -6,7 +6,8 @@ of a tensor lie in several of them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 
 from dcr_cli.checkpoint.names import listed, shown
 from dcr_cli.delta.manifest import Manifest, TensorRow
@@ -14,12 +15,13 @@ from dcr_cli.errors import UnsupportedError
 from dcr_cli.layout.coverage import tied_tensors
 from dcr_cli.layout.gather import Boxes, Sources
 from dcr_cli.layout.laid import LaidCheckpoint
+from dcr_cli.layout.layout import Form, Layout
 from dcr_cli.receiver.base import Base
 from dcr_cli.receiver.file_plan import plan_files
 from dcr_cli.receiver.plan import Action, Component, NewShard, Place, Plan, journal_bytes
 
-_MAKE_ANEW = "make a layout for the new tensors, and export the receiver's folder again"
-_UNTIED = "export the receiver's folder again, with both of them, and make a layout of that"
+_MAKE_ANEW = "make a layout for the new tensors, and have dcr pull --layout fill an empty folder through it"
+_UNTIED = "make a layout of a load that has both of them, and have dcr pull --layout fill an empty folder through it"
 
 
 def make_laid_plan(
@@ -52,8 +54,13 @@ def check_tied(laid: LaidCheckpoint, rows: Sequence[TensorRow], digests: Sequenc
     target = {row.name: digest for row, digest in zip(rows, digests, strict=True)}
     for name, one in tied_tensors(laid.layout).items():
         if target.get(name) != target.get(one):
-            facts = f"{shown(one)} and {shown(name)}, which are one tensor here, differ in the target"
-            raise UnsupportedError(str(laid.root), facts, hint=_UNTIED)
+            raise untied(laid.root, one, name)
+
+
+def untied(root: Path, one: str, name: str) -> UnsupportedError:
+    """Say that two tensors that lie in one place of the receiver in `root` differ in the target."""
+    facts = f"{shown(one)} and {shown(name)}, which are one tensor here, differ in the target"
+    return UnsupportedError(str(root), facts, hint=_UNTIED)
 
 
 def laid_places(laid: LaidCheckpoint, rows: Sequence[TensorRow]) -> tuple[Place, ...]:
@@ -63,18 +70,21 @@ def laid_places(laid: LaidCheckpoint, rows: Sequence[TensorRow]) -> tuple[Place,
     return tuple(sorted(places, key=lambda place: place.begin))
 
 
+def check_forms(root: Path, layout: Layout, forms: Mapping[str, Form]) -> None:
+    """Raise UnsupportedError unless the target's tensors, of these forms, are those of the layout of the receiver in
+    `root`."""
+    if layout.tensors == forms:
+        return
+    if others := sorted(layout.tensors.keys() ^ forms.keys()):
+        facts = f"tensors are not both in the target and in {layout.what}: {listed(others)}"
+        raise UnsupportedError(str(root), facts, hint=_MAKE_ANEW)
+    others = [name for name, form in forms.items() if layout.tensors[name] != form]
+    facts = f"tensors have another dtype or shape in the target than in {layout.what}: {listed(others)}"
+    raise UnsupportedError(str(root), facts, hint=_MAKE_ANEW)
+
+
 def _check_rows(laid: LaidCheckpoint, rows: Sequence[TensorRow]) -> None:
-    known = {tensor.name: (tensor.dtype.name, tensor.shape) for tensor in laid.tensors}
-    found = {row.name: (row.dtype, row.shape) for row in rows}
-    if known == found:
-        pass
-    elif others := sorted(known.keys() ^ found.keys()):
-        facts = f"tensors are not both in the target and in {laid.layout.what}: {listed(others)}"
-        raise UnsupportedError(str(laid.root), facts, hint=_MAKE_ANEW)
-    else:
-        others = [name for name, form in found.items() if known[name] != form]
-        facts = f"tensors have another dtype or shape in the target than in {laid.layout.what}: {listed(others)}"
-        raise UnsupportedError(str(laid.root), facts, hint=_MAKE_ANEW)
+    check_forms(laid.root, laid.layout, {row.name: Form(row.dtype, row.shape) for row in rows})
     boxed = [row.name for row in rows if row.source != row.name and any(piece.box is not None for piece in row.pieces)]
     if boxed:
         facts = f"tensors become others and change in pieces, which cannot go through a layout: {listed(boxed)}"
