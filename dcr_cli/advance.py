@@ -64,7 +64,7 @@ def _target(store: Store, situation: Situation, wish: Wish) -> tuple[Source, int
     source = open_source(store, wish.trust, position.history if position is not None else None)
     if wish.version is not None:
         return source, require_version(source, wish.version).version.number
-    target = source.log.newest(position.version if position is not None else 0)
+    target = source.log.newest(position.newest.version if position is not None else 0)
     if not target:
         hint = f"dcr push CHECKPOINT {store.shown} makes the first one"
         raise NotFoundError(store.shown, "holds no versions yet", hint=hint)

@@ -71,7 +71,7 @@ class Journey:
         position = self._position(own)
         noted = self.situation.position
         if noted is not None and noted.known == position.known and not self.standing.is_adopted:
-            position = noted
+            position = replace(noted, newer=position.newer)
         is_noted = position == noted and self.situation.is_at_position
         if not self.wish.dry_run and (not is_noted or is_due(position, self.wish)):
             with self._locked():
@@ -208,7 +208,9 @@ class Journey:
 
     def _position(self, published: Published) -> Position:
         keys = signers_of(self.wish.trust, published)
-        return arrival_at(published, self.source.shown, keys, self.wish, self.situation.position)
+        position = arrival_at(published, self.source.shown, keys, self.wish, self.situation.position)
+        # From there on its log is the one that there is now.
+        return replace(position, newer=None) if self.standing.has_lost_newest else position
 
     def _result(self, published: Published, way: Way | None, applied: tuple[int, ...]) -> PullResult:
         start = self.trip.start or self.standing

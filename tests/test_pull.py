@@ -454,6 +454,39 @@ class TestLogs:
         assert pull(remote.url, root, version=2).version == 2
         assert tree(root) == tree(remote.version(2))
 
+    @pytest.mark.parametrize("is_repair", [False, True])
+    def test_one_that_ends_before_what_was_seen_and_gone_back_from(self, tmp_path: Path, is_repair: bool) -> None:
+        """A receiver that was told to go back has seen no less of its log."""
+        remote = history(tmp_path / "remote", 4)
+        root = at(remote, 4, tmp_path / "r")
+        assert pull(remote.url, root, version=2, repair=is_repair, jobs=1).version == 2
+        with remote.open() as store:
+            last = store.get(commit_key(4), most_bytes=1 << 16)
+            assert last is not None
+            store.delete(commit_key(4))
+        for _ in range(2):
+            with pytest.raises(WrongBaseError, match="its log ends below version 4"):
+                pull(remote.url, root, jobs=1)
+            with remote.open() as store:
+                store.put(commit_key(4), last)
+            assert pull(remote.url, root, version=1, jobs=1).version == 1
+            with remote.open() as store:
+                store.delete(commit_key(4))
+        assert tree(root) == tree(remote.version(1))
+        # Whoever asks for a version of a log that has lost another one takes that log as it is.
+        assert pull(remote.url, root, version=1, repair=is_repair, jobs=1).version == 1
+        assert pull(remote.url, root, jobs=1).version == 3
+        assert tree(root) == tree(remote.version(3))
+
+    def test_one_that_was_gone_back_in_goes_on_from_there(self, tmp_path: Path) -> None:
+        remote = history(tmp_path / "remote", 3)
+        root = at(remote, 3, tmp_path / "r")
+        assert pull(remote.url, root, version=1, jobs=1).version == 1
+        note = json.loads((root / ".dcr" / POSITION_NAME).read_bytes())
+        assert note["newer"] == {"version": 3, "commit": blake3_text(remote.commit(3).blake3)}
+        assert pull(remote.url, root, jobs=1).applied == (2, 3)
+        assert json.loads((root / ".dcr" / POSITION_NAME).read_bytes())["newer"] is None
+
     def test_one_with_another_commit(self, tmp_path: Path) -> None:
         remote = history(tmp_path / "remote", 2)
         root = at(remote, 2, tmp_path / "r")
@@ -1094,6 +1127,24 @@ class TestANoteIsNoMoreThanItSays:
         assert tree(root) == before
         assert pull(three.url, root, repair=True).changed
         assert tree(root) == tree(three.version(3))
+
+    def test_one_that_does_not_say_what_was_seen(self, three: History, tmp_path: Path) -> None:
+        root = at(three, 3, tmp_path / "r")
+        path = root / ".dcr" / POSITION_NAME
+        before = path.read_bytes()
+        document = json.loads(before)
+        del document["newer"]
+        path.write_text(json.dumps(document))
+        assert pull(three.url, root).already
+        assert version_of(root) == 3
+
+    @pytest.mark.parametrize("newer", [3, {}, {"version": 3, "commit": "0" * 64}, {"version": 4, "commit": "0"}])
+    def test_one_that_has_seen_what_is_not_newer_says_nothing(self, three: History, tmp_path: Path, newer: Any) -> None:
+        root = at(three, 3, tmp_path / "r")
+        path = root / ".dcr" / POSITION_NAME
+        path.write_text(json.dumps(json.loads(path.read_bytes()) | {"newer": newer}))
+        assert version_of(root) is None
+        assert pull(three.url, root).adopted
 
     def test_one_that_does_not_say_which_files(self, three: History, tmp_path: Path) -> None:
         root = at(three, 3, tmp_path / "r")

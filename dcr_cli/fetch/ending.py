@@ -27,8 +27,11 @@ from dcr_cli.store.store import Store
 def arrival_at(
     published: Published, remote: str, trusted: tuple[str, ...], wish: Wish, before: Position | None
 ) -> Position:
-    """The note of a receiver that has just come to a version: what is wished for is due, and what was due before."""
+    """The note of a receiver that has just come to a version: what is wished for is due, and what was due before. The
+    newest version that it has seen stays that."""
     position = position_at(published, remote, trusted)
+    if before is not None:
+        position = position.after(before.newest)
     was_hook_due, was_word_due = (before.is_hook_due, before.is_word_due) if before is not None else (False, False)
     return replace(
         position,

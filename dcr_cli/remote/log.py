@@ -9,7 +9,7 @@ import shlex
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from dcr_cli.checkpoint.digest import State
+from dcr_cli.checkpoint.digest import State, object_digest
 from dcr_cli.delta.line import COMMIT_LIMIT
 from dcr_cli.errors import DamagedError, NotFoundError, WrongBaseError
 from dcr_cli.remote.history import read_history
@@ -97,6 +97,11 @@ class Log:
             else:
                 absent = middle
         return first
+
+    def has(self, known: Known) -> bool:
+        """Whether the log has the commit that somebody has seen, byte for byte."""
+        data = self._store.get(commit_key(known.version), most_bytes=COMMIT_LIMIT, is_denied_absent=True)
+        return known.history == self._history and data is not None and object_digest(data) == known.blake3
 
     def check_known(self, known: Known, seen_at: str) -> Published:
         """Read the commit that somebody has seen; WrongBaseError if the log has it no more, or another one."""
