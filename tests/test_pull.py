@@ -43,7 +43,7 @@ from dcr_cli.push import push
 from dcr_cli.receiver.install.gather import Effort
 from dcr_cli.receiver.receiver import Receiver
 from dcr_cli.remote.acknowledgement import read_acknowledgement
-from dcr_cli.remote.keys import APPLIED, AcknowledgementPlace, acknowledgement_key, commit_key
+from dcr_cli.remote.keys import APPLIED, STAGED, AcknowledgementPlace, Place, acknowledgement_key, commit_key
 from dcr_cli.remote.signing import trust_in
 from dcr_cli.store.backend import Backend, TransientError
 from dcr_cli.store.memory import MemoryBackend
@@ -944,13 +944,48 @@ class TestEnding:
         result = pull(remote.url, root, receiver="a")
         assert (result.staged, result.staging_error) == (3, None)
 
-    def test_a_hook_stays_due_until_it_can_run(self, five: History, tmp_path: Path) -> None:
-        root = at(five, 3, tmp_path / "r")
+    def test_a_hook_stays_due_for_the_version_that_it_failed_for(self, five: History, tmp_path: Path) -> None:
+        root, command = at(five, 3, tmp_path / "r"), f"echo $DCR_VERSION >> {tmp_path}/runs"
         with pytest.raises(HookError):
             pull(five.url, root, version=4, hook="exit 1")
-        assert pull(five.url, root).version == 5
-        assert pull(five.url, root, hook=f"echo $DCR_VERSION >> {tmp_path}/runs").already
-        assert (tmp_path / "runs").read_text() == "5\n"
+        assert pull(five.url, root, version=4).already
+        assert pull(five.url, root, version=4, hook=command).already
+        assert (tmp_path / "runs").read_text() == "4\n"
+
+    def test_a_hook_that_is_given_up_holds_up_no_later_word(self, five: History, tmp_path: Path) -> None:
+        root = at(five, 3, tmp_path / "r")
+        with pytest.raises(HookError):
+            pull(five.url, root, version=4, hook="exit 1", receiver="given-up")
+        assert pull(five.url, root, version=4, receiver="given-up").already
+        assert acknowledged(five, 4, "given-up") is None
+        assert pull(five.url, root, receiver="given-up").version == 5
+        assert acknowledged(five, 5, "given-up") is not None
+        assert pull(five.url, root, hook=f"echo . >> {tmp_path}/runs", receiver="given-up").already
+        assert not (tmp_path / "runs").exists()
+
+    def test_a_receiver_that_gets_a_name_or_another_says_where_it_is(self, tmp_path: Path) -> None:
+        remote, key = history(tmp_path / "remote", 2), make_key(tmp_path / "key")
+        root = at(remote, 2, tmp_path / "r")
+        for options in ({"receiver": "a"}, {"receiver": "b"}, {"receiver": "c", "receiver_key": key}):
+            assert pull(remote.url, root, jobs=1, **options).already
+            assert acknowledged(remote, 2, str(options["receiver"])) is not None
+            before = tree(root / ".dcr")
+            with recorded_calls() as calls:
+                assert pull(remote.url, root, jobs=1, **options).already
+            assert len(calls) == 3 and not [key for _, key in calls if key.startswith("acks/")]
+            assert tree(root / ".dcr") == before
+
+    def test_what_is_staged_is_said_by_each_name(self, tmp_path: Path) -> None:
+        remote = history(tmp_path / "remote", 1)
+        root = at(remote, 1, tmp_path / "r")
+        place = remote.publish(states(2)[1], prepare=True)
+        assert pull(remote.url, root, receiver="a", jobs=1).staged == 2
+        with recorded_calls() as calls:
+            assert pull(remote.url, root, receiver="b", jobs=1).staged == 2
+        assert not [key for _, key in calls if "/payloads/" in key]
+        said = [AcknowledgementPlace(Place(2, str(place.id)), name, STAGED) for name in ("a", "b")]
+        with remote.open() as store:
+            assert all(read_acknowledgement(store, each) for each in said)
 
     def test_a_hook_has_only_so_much_time_and_takes_nothing_along(self, five: History, tmp_path: Path) -> None:
         root = at(five, 4, tmp_path / "r")

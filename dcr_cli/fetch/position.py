@@ -29,9 +29,10 @@ class Position:
     """The version that a receiver was brought to, and what is still to be done for it.
 
     `commit` is the blake3 of its commit, `remote` the address for people. `trusted` are the keys that had signed all
-    that the state was built from, in hexadecimal. `is_hook_due` and `is_word_due`: its hook has not succeeded yet, its
-    acknowledgement is not written. `held_files` is the files digest of what the receiver has then, whose shards may be
-    its own; None if that was not noted. `newer` is the newest version that it has seen, if it has gone back from that.
+    that the state was built from, in hexadecimal. `is_hook_due`: its hook has not succeeded yet. `acknowledged`: whose
+    word was written that the receiver is at the version, None if nobody's. `held_files` is the files digest of what it
+    has then, whose shards may be its own; None if that was not noted. `newer` is the newest version that it has seen,
+    if it has gone back from that.
     """
 
     history: str
@@ -41,7 +42,7 @@ class Position:
     remote: str
     trusted: tuple[str, ...] = ()
     is_hook_due: bool = False
-    is_word_due: bool = False
+    acknowledged: str | None = None
     held_files: bytes | None = None
     newer: Known | None = None
 
@@ -96,7 +97,7 @@ def encode_position(position: Position) -> bytes:
         "remote": position.remote.encode(errors="backslashreplace").decode(),
         "trusted": list(position.trusted),
         "hook_due": position.is_hook_due,
-        "acknowledgement_due": position.is_word_due,
+        "acknowledged": position.acknowledged,
         "held_files": blake3_text(position.held_files) if position.held_files is not None else None,
         "newer": _encode_newer(position.newer),
     }
@@ -108,7 +109,7 @@ def _encode_newer(newer: Known | None) -> dict[str, Any] | None:
 
 
 def _decode(document: Any) -> Position | None:
-    version, held = document["version"], document.get("held_files")
+    version, held, acknowledged = document["version"], document.get("held_files"), document.get("acknowledged")
     if document["format"] != _FORMAT or not (is_id(document["history"]) and is_id(document["id"])):
         return None
     if type(version) is not int or version < 1:
@@ -121,7 +122,7 @@ def _decode(document: Any) -> Position | None:
         str(document["remote"]),
         tuple(map(str, document["trusted"])),
         document["hook_due"] is True,
-        document["acknowledgement_due"] is True,
+        str(acknowledged) if acknowledged is not None else None,
         parse_blake3(held, POSITION_NAME) if held is not None else None,
         _decode_newer(document.get("newer"), document["history"], version),
     )
