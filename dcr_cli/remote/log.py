@@ -34,6 +34,12 @@ class Known:
     blake3: bytes
 
 
+def no_versions(store: Store) -> NotFoundError:
+    """The error that a history has no versions yet."""
+    hint = f"dcr push CHECKPOINT {shlex.quote(store.shown)} makes the first one"
+    return NotFoundError(store.shown, "holds no versions yet", hint=hint)
+
+
 class Log:
     """The commits of one history in a store."""
 
@@ -72,10 +78,12 @@ class Log:
 
     def find(self, version: int) -> Published:
         """Read a commit that somebody asks for; NotFoundError if there is none, 0 being the newest where none is."""
-        published = self.read(version, is_denied_absent=True) if version else None
+        if not version:
+            raise no_versions(self._store)
+        published = self.read(version, is_denied_absent=True)
         if published is None:
-            facts = f"there is no version {version}" if version else "holds no versions"
-            raise NotFoundError(self._store.shown, facts, hint=f"dcr log {shlex.quote(self._store.shown)}")
+            facts, hint = f"there is no version {version}", f"dcr log {shlex.quote(self._store.shown)}"
+            raise NotFoundError(self._store.shown, facts, hint=hint)
         return published
 
     def newest(self, known: int) -> int:
