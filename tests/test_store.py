@@ -569,6 +569,21 @@ class TestOpening:
                 assert (tmp_path / url / "e").is_file()
         (tmp_path / "run:1").mkdir()
         assert not is_login("run:1@3") and is_login("run:2@3")
+    @pytest.mark.parametrize(
+        "url",
+        [
+            f"s3://AKIAX:/{SECRET}@bucket/p",
+            f"sftp://u:12/{SECRET}@host/p",
+            f"sftp://u@there:12/{SECRET}@host/p",
+            f"https://u:12/{SECRET}@host/..",
+        ],
+    )
+    def test_a_password_with_a_slash_is_no_path(self, url: str) -> None:
+        with pytest.raises(UsageError, match="has an @ in its path behind a port") as caught:
+            open_store(url)
+        assert caught.value.what == f"{url.partition(':')[0]}://"
+        assert_no_secret(caught.value)
+
 
     @pytest.mark.parametrize(
         "url", [f"s3://{SECRET}@bucket", f"s3://:{SECRET}@bucket", f"gs://u:{SECRET}@bucket", f"az://u:{SECRET}@box"]
