@@ -508,6 +508,15 @@ class TestHttp:
         ):
             with pytest.raises(UnsupportedError):
                 work()
+        for is_single_writer in (False, True):
+            with open_store(place.url, is_single_writer=is_single_writer) as own:
+                with pytest.raises(UnsupportedError, match="over HTTP a remote can only be read") as caught:
+                    own.put_if_absent("b", b"")
+                assert caught.value.hint == "name it by where it lies"
+
+    def test_creating_twice_cannot_be_tried(self, place: Place, clock: Clock) -> None:
+        with pytest.raises(UnsupportedError, match="over HTTP a remote can only be read"):
+            place.open().prove_exclusive("a")
 
 
 class TestS3OnTheWire:
@@ -560,15 +569,6 @@ class TestOpening:
         assert (caught.value.hint or "").startswith("sftp://user@host/path")
         assert_no_secret(caught.value)
 
-    def test_unless_a_folder_has_that_name(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.chdir(tmp_path)
-        (tmp_path / "a:b@c").mkdir()
-        for url in ("a:b@c", "a:b@c/d", "./new:b@c", Path("other@b:c"), "name@host/a:b", "./a:c/c@d", "a b:c@d"):
-            with open_store(url) as store:
-                store.put("e", b"1")
-                assert (tmp_path / url / "e").is_file()
-        (tmp_path / "run:1").mkdir()
-        assert not is_login("run:1@3") and is_login("run:2@3")
     @pytest.mark.parametrize(
         "url",
         [
@@ -584,6 +584,15 @@ class TestOpening:
         assert caught.value.what == f"{url.partition(':')[0]}://"
         assert_no_secret(caught.value)
 
+    def test_unless_a_folder_has_that_name(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "a:b@c").mkdir()
+        for url in ("a:b@c", "a:b@c/d", "./new:b@c", Path("other@b:c"), "name@host/a:b", "./a:c/c@d", "a b:c@d"):
+            with open_store(url) as store:
+                store.put("e", b"1")
+                assert (tmp_path / url / "e").is_file()
+        (tmp_path / "run:1").mkdir()
+        assert not is_login("run:1@3") and is_login("run:2@3")
 
     @pytest.mark.parametrize(
         "url", [f"s3://{SECRET}@bucket", f"s3://:{SECRET}@bucket", f"gs://u:{SECRET}@bucket", f"az://u:{SECRET}@box"]
