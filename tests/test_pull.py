@@ -35,6 +35,7 @@ from dcr_cli.errors import (
     UsageError,
     WrongBaseError,
 )
+from dcr_cli.fetch import hook as hook_module
 from dcr_cli.fetch.position import POSITION_NAME, read_position
 from dcr_cli.fetch.spool import spool_of
 from dcr_cli.fetch.wish import Wish
@@ -998,6 +999,19 @@ class TestEnding:
     def test_acknowledgements_are_written_once_and_signed(self, tmp_path: Path) -> None:
         remote, key = history(tmp_path / "remote", 2), make_key(tmp_path / "key")
         root = at(remote, 1, tmp_path / "r")
+    def test_nobody_whom_a_hook_started_lives_on(
+        self, five: History, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(hook_module, "_GRACE_SECONDS", 0.2)
+        root, pid = at(five, 4, tmp_path / "r"), tmp_path / "pid"
+        deaf = f"sh -c 'trap \"\" TERM; echo $$ > {pid}; exec sleep 60'"
+        for command in (f"{deaf} & while [ ! -s {pid} ]; do :; done; wait", deaf):
+            with pytest.raises(HookError, match="did not end within"):
+                pull(five.url, root, hook=command, hook_seconds=0.5)
+            status = Path(f"/proc/{pid.read_text().strip()}/status")
+            assert not status.exists() or "zombie" in status.read_text()
+            pid.unlink()
+
         pull(remote.url, root, receiver="a", receiver_key=key)
         found = acknowledged(remote, 2, "a")
         assert found is not None and found[0].stage == APPLIED
