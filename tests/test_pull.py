@@ -302,8 +302,11 @@ class TestGaps:
         root = at(remote, 1, tmp_path / "r")
         for number in (2, 3):
             remote.remove_delta(number)
-        with recorded_calls() as calls, pytest.raises(WrongBaseError, match=r"version 2 is missing; no anchor at or"):
+        gap = r"version 2 is missing; no anchor at or"
+        with recorded_calls() as calls, pytest.raises(WrongBaseError, match=gap) as caught:
             pull(remote.url, root)
+        hint = f"dcr anchor CHECKPOINT {remote.url} makes one of the version that CHECKPOINT is at"
+        assert caught.value.hint == hint
         assert not [key for _, key in calls if "/payloads/" in key]
         assert tree(root) == tree(remote.version(1))
         remote.anchor(4)
@@ -996,9 +999,6 @@ class TestEnding:
         Path("pid").unlink()
         assert not Path(f"/proc/{pid}").exists() or "zombie" in Path(f"/proc/{pid}/status").read_text()
 
-    def test_acknowledgements_are_written_once_and_signed(self, tmp_path: Path) -> None:
-        remote, key = history(tmp_path / "remote", 2), make_key(tmp_path / "key")
-        root = at(remote, 1, tmp_path / "r")
     def test_nobody_whom_a_hook_started_lives_on(
         self, five: History, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -1012,6 +1012,9 @@ class TestEnding:
             assert not status.exists() or "zombie" in status.read_text()
             pid.unlink()
 
+    def test_acknowledgements_are_written_once_and_signed(self, tmp_path: Path) -> None:
+        remote, key = history(tmp_path / "remote", 2), make_key(tmp_path / "key")
+        root = at(remote, 1, tmp_path / "r")
         pull(remote.url, root, receiver="a", receiver_key=key)
         found = acknowledged(remote, 2, "a")
         assert found is not None and found[0].stage == APPLIED

@@ -5,6 +5,7 @@ Which way is taken is way.py's decision.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 
 from dcr_cli.errors import DamagedError, DcrError, NotFoundError, UnsupportedError, WrongBaseError
@@ -136,12 +137,13 @@ class Scout:
             return WrongBaseError(
                 self._source.shown, facts, hint=f"export the receiver again from a checkpoint of version {target}"
             )
+        hint = f"dcr anchor CHECKPOINT {shlex.quote(self._source.shown)} makes one of the version that CHECKPOINT is at"
         if own is None or own > target:
             facts = f"no anchor from which version {target} can be reached{self._losses.words}"
-            return NotFoundError(self._source.shown, facts, hint=f"dcr anchor {self._source.shown} makes one")
+            return NotFoundError(self._source.shown, facts, hint=hint)
         gap = first_gap(self.goal, self._deltas(), self._losses.deltas)
         facts = f"version {gap} is missing; no anchor at or after it{self._losses.words}"
-        return WrongBaseError(self._source.shown, facts, hint=f"dcr anchor {self._source.shown} makes one")
+        return WrongBaseError(self._source.shown, facts, hint=hint)
 
     def _deltas(self) -> set[int]:
         return {number for number, published in self.commits.items() if published.version.delta is not None}
