@@ -13,13 +13,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dcr_cli.apply import Way as ApplyWay, apply_chain
+from dcr_cli.apply import ApplyWay, apply_chain
 from dcr_cli.delta.chain import split
 from dcr_cli.delta.delta import open_delta
 from dcr_cli.errors import ConflictError
 from dcr_cli.fetch.adoption import Standing
 from dcr_cli.fetch.anchors import AnchorFetcher, wanted_of
-from dcr_cli.fetch.download import Documents, fetch_versions
+from dcr_cli.fetch.download import FetchedDocuments, fetch_versions
 from dcr_cli.fetch.ending import arrival_at, end, is_due, note
 from dcr_cli.fetch.held import leave_record
 from dcr_cli.fetch.position import Position
@@ -120,7 +120,7 @@ class Journey:
                 raise ConflictError(str(self.path), facts, hint="run the same command again")
             yield spool
 
-    def _bring(self, spool: Spool, documents: list[Documents]) -> None:
+    def _bring(self, spool: Spool, documents: list[FetchedDocuments]) -> None:
         """Fetch deltas, then apply them; aside, the link is turned as often as they need passes."""
         store, effort = self.source.store, self.wish.effort
         spool.keep([each.place for each in documents])
@@ -134,7 +134,7 @@ class Journey:
                 fetch_versions(store, following, left, effort)
                 left = self._apply(following, left, keep_previous=False)
 
-    def _apply(self, spool: Spool, documents: list[Documents], *, keep_previous: bool) -> list[Documents]:
+    def _apply(self, spool: Spool, documents: list[FetchedDocuments], *, keep_previous: bool) -> list[FetchedDocuments]:
         """Apply as many deltas as go at once, and note where the receiver is then: those that are left."""
         effort = self.wish.effort
         deltas = [open_delta(spool.path(each.place)) for each in documents]
@@ -182,7 +182,7 @@ class Journey:
         self.trip.unreadable = installed.unreadable
         self._left(installed.foreign, installed.previous)
 
-    def _came_to(self, documents: list[Documents], foreign: tuple[str, ...], previous: str | None) -> None:
+    def _came_to(self, documents: list[FetchedDocuments], foreign: tuple[str, ...], previous: str | None) -> None:
         self.trip.applied += tuple(each.place.version for each in documents)
         self._left(foreign, previous)
 

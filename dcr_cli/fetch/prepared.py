@@ -14,7 +14,7 @@ from dcr_cli.delta.delta import open_delta
 from dcr_cli.delta.line import COMMIT_LIMIT
 from dcr_cli.delta.payload_reader import PayloadReader
 from dcr_cli.errors import DamagedError
-from dcr_cli.fetch.download import fetch_documents, fetch_versions
+from dcr_cli.fetch.download import fetch_delta_documents, fetch_versions
 from dcr_cli.fetch.source import Source
 from dcr_cli.fetch.spool import Spool
 from dcr_cli.fetch.wish import Wish
@@ -75,7 +75,7 @@ def stage(source: Source, path: Path, spool: Spool, published: Published, wish: 
     version, effort = published.version, wish.effort
     if version.delta is None or is_staged(spool, version.place, wish):
         return
-    documents = fetch_documents(source.store, published, version.delta, spool)
+    documents = fetch_delta_documents(source.store, published, version.delta, spool)
     fetch_versions(source.store, spool, [documents], effort)
     if wish.speaker is None:
         return

@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Iterator
 
 from dcr_cli.errors import DamagedError, DcrError, NotFoundError, UnsupportedError, WrongBaseError
-from dcr_cli.fetch.download import Documents, fetch_documents
+from dcr_cli.fetch.download import FetchedDocuments, fetch_delta_documents
 from dcr_cli.fetch.losses import Losses, RemovedError
 from dcr_cli.fetch.source import Source, commits_between, require_version
 from dcr_cli.fetch.spool import Spool
@@ -64,7 +64,7 @@ class Scout:
             raise self._no_way()
         return way if way.anchor is None or self._has(way.anchor) else self.way(own_bytes)
 
-    def documents(self, way: Way, spool: Spool | None) -> list[Documents]:
+    def documents(self, way: Way, spool: Spool | None) -> list[FetchedDocuments]:
         """Fetch the documents of a way's deltas; RemovedError if some are gone."""
         found = []
         for version in way.deltas:
@@ -72,7 +72,7 @@ class Scout:
             commit = published.version.delta
             if commit is None:
                 raise RemovedError(self._source.shown, version)
-            found.append(fetch_documents(self._source.store, published, commit, spool))
+            found.append(fetch_delta_documents(self._source.store, published, commit, spool))
         return found
 
     def _best(self) -> Way | None:
