@@ -21,6 +21,7 @@ from dcr_cli.fetch.wish import Wish
 from dcr_cli.finishing import check_overtakable
 from dcr_cli.journey import Journey, Trip
 from dcr_cli.receiver.view import has_layout
+from dcr_cli.remote.log import no_versions
 from dcr_cli.store.store import Store
 
 # So many ways are begun; somebody who prunes faster than is fetched has to be told to keep more.
@@ -64,10 +65,9 @@ def _target(store: Store, situation: Situation, wish: Wish) -> tuple[Source, int
     source = open_source(store, wish.trust, position.history if position is not None else None)
     if wish.version is not None:
         return source, require_version(source, wish.version).version.number
-    target = source.log.newest(position.version if position is not None else 0)
+    target = source.log.newest(position.newest.version if position is not None else 0)
     if not target:
-        hint = f"dcr push CHECKPOINT {store.shown} makes the first one"
-        raise NotFoundError(store.shown, "holds no versions yet", hint=hint)
+        raise no_versions(store)
     return source, target
 
 

@@ -84,12 +84,12 @@ def apply(
     hint = "the delta comes first: dcr apply DELTA CHECKPOINT"
     opened = [open_delta(folder, if_checkpoint=hint) for folder in folders]
     view = View(tuple(skip), read_layout(layout) if layout is not None else None)
-    way = Way(mode, Path(to) if to is not None else None, dry_run, keep_previous, view)
+    way = ApplyWay(mode, Path(to) if to is not None else None, dry_run, keep_previous, view)
     return apply_chain(opened, Path(checkpoint), way, jobs=jobs, progress=progress)
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class ApplyWay:
     """How deltas are to be applied; the members mean what the arguments of `apply` mean.
 
     Aside, `before_seen` is called with each new folder when it is complete, before the link is turned to it.
@@ -106,7 +106,7 @@ class Way:
 def apply_chain(
     deltas: Sequence[Delta],
     checkpoint: Path,
-    way: Way,
+    way: ApplyWay,
     *,
     jobs: int | None = None,
     progress: Progress | None = None,
@@ -147,7 +147,7 @@ def apply_chain(
         )
 
 
-def _rehearse(checkpoint: Path, target: Target, way: Way) -> ApplyResult:
+def _rehearse(checkpoint: Path, target: Target, way: ApplyWay) -> ApplyResult:
     if way.to is not None:
         return rehearse_to(checkpoint, way.to, target, way.view)
     if way.mode == ASIDE:
@@ -156,7 +156,7 @@ def _rehearse(checkpoint: Path, target: Target, way: Way) -> ApplyResult:
         return rehearse_change(root, target, way.mode, way.view)
 
 
-def _apply_here(checkpoint: Path, deltas: Sequence[Delta], way: Way, target_of: TargetOf) -> ApplyResult:
+def _apply_here(checkpoint: Path, deltas: Sequence[Delta], way: ApplyWay, target_of: TargetOf) -> ApplyResult:
     with open_root(checkpoint) as root:
         try:
             receiver = Receiver(root)

@@ -9,6 +9,7 @@ import os
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from dcr_cli.delta.line import COMMIT_LIMIT
 from dcr_cli.errors import ConflictError, DamagedError, NotFoundError, UsageError
@@ -29,8 +30,8 @@ __all__ = ["CommitResult", "commit"]
 
 @dataclass(frozen=True, slots=True)
 class CommitResult:
-    """What became of a prepared version. `committed`: it exists; `already`: it did before. `staged` are the receivers
-    that had staged it."""
+    """What became of a prepared version. `committed`: it exists; `already`: another one has seen to that. `staged` are
+    the receivers that had staged it, as far as they were counted."""
 
     remote: str
     version: int
@@ -69,12 +70,8 @@ def commit(
         log = Log(store, require_history(store).id)
         found = _find_prepared(store, log, version)
         place = found.place
-        there = log.read(place.version, is_denied_absent=True)
-        if there is not None and there.version.place == place:
+        if _is_version(store, log, place):
             return CommitResult(store.shown, place.version, place.id, True, True, ())
-        if there is not None:
-            facts = f"version {place.version} was taken by {there.version.place.id}"
-            raise ConflictError(store.shown, facts, hint="push again")
         if abort:
             _give_up(store, log, place)
             return CommitResult(store.shown, place.version, place.id, False, False, ())
@@ -82,15 +79,39 @@ def commit(
             raise _given_up(store, place)
         _check_follows(store, log, found.prepared)
         staged: tuple[str, ...] = ()
-        # What was decided was decided after enough of them had been counted; whoever did so may be gone.
-        if wanted is not None and read_decision(store, log.history, place) is None:
-            staged = wait_for(store, found.prepared.version, wanted, is_committed=False)
+        if wanted is not None:
+            is_settled = partial(_is_settled, store, log, place)
+            staged = wait_for(store, found.prepared.version, wanted, is_settled=is_settled)
+            if _is_version(store, log, place):
+                return CommitResult(store.shown, place.version, place.id, True, True, staged)
         # Only what is still prepared after it was decided is so for good: who prunes takes a decision along at last.
         if decide(store, log.history, place, COMMIT) != COMMIT or _read_prepared(store, place) is None:
             raise _given_up(store, place)
         outcome, published = create_commit(store, log, found.prepared.data, place.version)
         is_theirs = outcome is Outcome.SAME and published.version.place != place
         return CommitResult(store.shown, place.version, published.version.place.id, True, is_theirs, staged)
+
+
+def _is_version(store: Store, log: Log, place: Place) -> bool:
+    """Whether what was prepared at a place exists; ConflictError if another version was faster."""
+    there = log.read(place.version, is_denied_absent=True)
+    if there is not None and there.version.place != place:
+        facts = f"version {place.version} was taken by {there.version.place.id}"
+        raise ConflictError(store.shown, facts, hint="push again")
+    return there is not None
+
+
+def _is_settled(store: Store, log: Log, place: Place) -> bool:
+    """Whether what was prepared exists, or it is decided that it will; ConflictError if it never can.
+
+    What was decided was decided after enough receivers had been counted; whoever did so may be gone.
+    """
+    if _is_version(store, log, place):
+        return True
+    decision = read_decision(store, log.history, place)
+    if decision == ABORT:
+        raise _given_up(store, place)
+    return decision == COMMIT
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from dcr_cli.apply import Way, apply_chain
+from dcr_cli.apply import ApplyWay, apply_chain
 from dcr_cli.checkpoint.in_progress import INSTALL, STATE_FOLDER, check_complete, is_incomplete
 from dcr_cli.delta.delta import open_delta
 from dcr_cli.errors import DamagedError, DcrError, IncompleteError
@@ -65,7 +65,7 @@ def _finish(path: Path, wish: Wish) -> tuple[str, ...] | None:
     if folders is None:
         return None
     opened = [open_delta(folder) for folder in folders]
-    return apply_chain(opened, path, Way(), jobs=wish.effort.jobs, progress=wish.effort.progress).foreign
+    return apply_chain(opened, path, ApplyWay(), jobs=wish.effort.jobs, progress=wish.effort.progress).foreign
 
 
 class _Nobody:

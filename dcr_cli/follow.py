@@ -27,6 +27,7 @@ from dcr_cli.errors import (
     WrongBaseError,
 )
 from dcr_cli.fetch.ahead import Ahead
+from dcr_cli.fetch.following import FollowLock
 from dcr_cli.fetch.hook import DEFAULT_SECONDS
 from dcr_cli.fetch.prepared import find_prepared, is_staged, stage
 from dcr_cli.fetch.pull_result import PullResult
@@ -117,7 +118,8 @@ def follow(
     """Bring `checkpoint` to each new version of `remote`, for ever: yield an Arrival after each time.
 
     Arguments are those of `pull`. What passes by itself, a remote that does not answer, or holds nothing yet, a hook
-    that fails, is handed to `tell`, once, and tried again; all else that `pull` raises is raised, and ends it.
+    that fails, is handed to `tell`, once, and tried again; all else that `pull` raises is raised, and ends it, as does
+    ConflictError if somebody else follows into `checkpoint`.
     """
     wish = make_wish(
         Effort(threads(jobs), progress),
@@ -160,9 +162,15 @@ class Follower:
     _rounds: int = 0
 
     def arrivals(self) -> Iterator[Arrival]:
-        """Yield each arrival, for ever. Raises what does not pass by itself: damage, a wrong base, a full disk."""
+        """Yield each arrival, for ever. Raises what does not pass by itself: damage, a wrong base, a full disk, and
+        ConflictError if somebody else follows into the checkpoint."""
+        with FollowLock(self.path) as lock:
+            yield from self._arrivals(lock)
+
+    def _arrivals(self, lock: FollowLock) -> Iterator[Arrival]:
         trouble: type[DcrError] | None = None
         while True:
+            lock.take()
             try:
                 arrival = self._round()
             except _PASSING as error:

@@ -13,14 +13,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dcr_cli.apply import Way as ApplyWay, apply_chain
+from dcr_cli.apply import ApplyWay, apply_chain
 from dcr_cli.delta.chain import split
 from dcr_cli.delta.delta import open_delta
 from dcr_cli.errors import ConflictError
 from dcr_cli.fetch.adoption import Standing
 from dcr_cli.fetch.anchors import AnchorFetcher, wanted_of
 from dcr_cli.fetch.beside import spool_beside
-from dcr_cli.fetch.download import Documents, fetch_versions
+from dcr_cli.fetch.download import FetchedDocuments, fetch_versions
 from dcr_cli.fetch.ending import arrival_at, end, is_due, note
 from dcr_cli.fetch.held import leave_record
 from dcr_cli.fetch.position import Position
@@ -77,7 +77,7 @@ class Journey:
         position = self._position(own)
         noted = self.situation.position
         if noted is not None and noted.known == position.known and not self.standing.is_adopted:
-            position = noted
+            position = replace(noted, newer=position.newer)
         is_noted = position == noted and self.situation.is_at_position
         if not self.wish.dry_run and (not is_noted or is_due(position, self.wish)):
             with self._locked() as spool:
@@ -131,7 +131,7 @@ class Journey:
                 raise ConflictError(str(self.path), facts, hint="run the same command again")
             yield spool
 
-    def _bring(self, spool: Spool, documents: list[Documents]) -> None:
+    def _bring(self, spool: Spool, documents: list[FetchedDocuments]) -> None:
         """Fetch deltas, then apply them; aside, the link is turned as often as they need passes."""
         store, effort = self.source.store, self.wish.effort
         spool.keep([each.place for each in documents])
@@ -145,7 +145,7 @@ class Journey:
                 fetch_versions(store, following, left, effort)
                 left = self._apply(following, left, keep_previous=False)
 
-    def _apply(self, spool: Spool, documents: list[Documents], *, keep_previous: bool) -> list[Documents]:
+    def _apply(self, spool: Spool, documents: list[FetchedDocuments], *, keep_previous: bool) -> list[FetchedDocuments]:
         """Apply as many deltas as go at once, and note where the receiver is then: those that are left."""
         effort = self.wish.effort
         deltas = [open_delta(spool.path(each.place)) for each in documents]
@@ -224,7 +224,7 @@ class Journey:
         root, request = Path(os.path.realpath(self.path)), self._request(scout, way.anchor)
         return find_shards(root, self.wish.view, request.wanted.skipped, fetch_forms(request))
 
-    def _came_to(self, documents: list[Documents], foreign: tuple[str, ...], previous: str | None) -> None:
+    def _came_to(self, documents: list[FetchedDocuments], foreign: tuple[str, ...], previous: str | None) -> None:
         self.trip.applied += tuple(each.place.version for each in documents)
         self._left(foreign, previous)
 
@@ -250,7 +250,9 @@ class Journey:
 
     def _position(self, published: Published) -> Position:
         keys = signers_of(self.wish.trust, published)
-        return arrival_at(published, self.source.shown, keys, self.wish, self.situation.position)
+        position = arrival_at(published, self.source.shown, keys, self.wish, self.situation.position)
+        # From there on its log is the one that there is now.
+        return replace(position, newer=None) if self.standing.has_lost_newest else position
 
     def _result(self, published: Published, way: Way | None, applied: tuple[int, ...]) -> PullResult:
         start = self.trip.start or self.standing

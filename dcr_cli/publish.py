@@ -6,6 +6,7 @@ What is sent and committed, and how a stopped run is gone on with, is publisher/
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -248,7 +249,8 @@ class Publisher:
         shown, trust = self._store.shown, self._trust
         if not (baseline.has_checkpoint and knows_its_version(baseline, log, head, shown, trust)):
             facts = f"is no baseline that is at a version of {shown}"
-            hint = f"dcr push CHECKPOINT {shown} --baseline {baseline.path} makes one"
+            where = shlex.quote(str(baseline.path))
+            hint = f"dcr push CHECKPOINT {shlex.quote(shown)} --baseline {where} makes one"
             raise WrongBaseError(str(baseline.path), facts, hint=hint)
         position = baseline.position()
         if position is not None and position.version < head.version.number:

@@ -121,6 +121,6 @@ def push(
         run = Pushing(store, source, options, author, effort)
         result = run.run()
         if wanted is not None and run.published is not None:
-            applied = wait_for(store, run.published.version, wanted, is_committed=True)
+            applied = wait_for(store, run.published.version, wanted)
             result = replace(result, applied=applied)
         return result

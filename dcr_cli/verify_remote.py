@@ -18,7 +18,7 @@ from dcr_cli.remote.checking import TensorFound, check_anchor_file, check_conten
 from dcr_cli.remote.documents import fetch_anchor, fetch_documents
 from dcr_cli.remote.history import require_history
 from dcr_cli.remote.keys import anchor_file_key, anchor_key, commit_key, manifest_key, payload_key
-from dcr_cli.remote.log import Log
+from dcr_cli.remote.log import Log, no_versions
 from dcr_cli.remote.signing import Trust, trust_in
 from dcr_cli.remote.version import Published, check_follows
 from dcr_cli.store.opening import open_store
@@ -80,7 +80,7 @@ def verify_remote(
     faults no more is looked at.
 
     With `trusted_keys`, what none of them has signed counts as damaged. Raises NotFoundError where there is no remote,
-    TransportError, UnsupportedError, UsageError.
+    or no version in it, TransportError, UnsupportedError, UsageError.
     """
     workers = threads(jobs)
     trust = trust_in(trusted_keys)
@@ -89,6 +89,9 @@ def verify_remote(
         history = require_history(store)
         check = _Check(store, Log(store, history.id, trust), trust, stack.enter_context(_pool(workers)))
         head = check.log.newest(0)
+        if not head:
+            # What has compared nothing has found nothing whole.
+            raise no_versions(store)
         published = check.read_log(head)
         if len(check.damages) < _MOST_LOG_DAMAGES:
             check.look(published)

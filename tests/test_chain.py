@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings, strategies as st
 
-from dcr_cli.apply import Way, apply, apply_chain
+from dcr_cli.apply import ApplyWay, apply, apply_chain
 from dcr_cli.checkpoint.checkpoint import open_checkpoint
 from dcr_cli.cli import main
 from dcr_cli.delta.chain import MOST_AT_ONCE, compose, compose_files, split
@@ -722,7 +722,9 @@ class TestFetched:
             folders = self.fetch(case)
 
             def run(folders: Sequence[Path] = folders) -> ApplyResult:
-                return apply_chain(opened(folders), case.receiver, Way(mode=way), jobs=1, remote="s3://bucket/run 1")
+                return apply_chain(
+                    opened(folders), case.receiver, ApplyWay(mode=way), jobs=1, remote="s3://bucket/run 1"
+                )
 
             is_done = stopped_at(number, run)
             assert [names_below(folder) for folder in folders] == [names_below(delta) for delta in case.deltas]
@@ -736,7 +738,7 @@ class TestFetched:
                     verify(case.receiver, against=case.roots[0])
                 assert str(error.value.hint) == f"dcr pull 's3://bucket/run 1' {case.receiver} finishes it"
                 assert found == tuple(folders)
-                apply_chain(opened(found), case.receiver, Way(mode=way), jobs=1)
+                apply_chain(opened(found), case.receiver, ApplyWay(mode=way), jobs=1)
                 assert tree(case.receiver) == case.states[3]
             if is_done:
                 break
@@ -864,5 +866,5 @@ class TestChain:
         receiver = fresh_copy(roots[0], place / "receiver")
         with open_folder(receiver) as root, Receiver(root):
             pass
-        apply_chain(given, receiver, Way(), jobs=1)
+        apply_chain(given, receiver, ApplyWay(), jobs=1)
         assert tree(receiver) == tree(roots[1])

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,15 +15,18 @@ import pytest
 from dcr_cli.commit import commit
 from dcr_cli.errors import ConflictError, DcrError, NotFoundError
 from dcr_cli.prune import prune
+from dcr_cli.pull import pull
 from dcr_cli.push import PushResult, push
+from dcr_cli.remote.decision import COMMIT, decide
 from dcr_cli.remote.hint import STREAMING, Hint, encode_hint
 from dcr_cli.remote.keys import Place, new_id
-from dcr_cli.store.backend import Backend
+from dcr_cli.store.backend import AbsentError, Backend
+from dcr_cli.store.opening import open_store
 from dcr_cli.verify_remote import verify_remote
 from faults import StoppedError
 from published import build_all, commits
 from receivers import fresh_copy, tree
-from store_wrappers import KillsAtCall, interrupting, wrapping
+from store_wrappers import KillsAtCall, Wrapped, interrupting, wrapping
 from strategies import write_tiny_steps
 
 COMMITTED, GIVEN_UP, REFUSED = "committed", "given up", "refused"
@@ -183,6 +187,66 @@ def test_what_is_decided_needs_no_quorum_again(scene: Scene) -> None:
     line = json.dumps(document, sort_keys=True, separators=(",", ":")).encode() + b"\n"
     (scene.remote / f"versions/{place}/decision.json").write_bytes(line)
     assert commit(scene.remote, quorum=1).committed
+
+
+@contextmanager
+def once_counted(act: Callable[[], object]) -> Iterator[None]:
+    """Meanwhile something happens, once, when the receivers that have staged a version were counted."""
+    left = [act]
+
+    class Acts(Wrapped):
+        def done(self, name: str, key: str) -> None:
+            if name == "entries" and key.startswith("acks/") and left:
+                left.pop()()
+
+    with wrapping(Acts):
+        yield
+    assert not left
+
+
+@pytest.mark.parametrize("seconds", [0.0, 600.0])
+def test_committed_by_somebody_else_while_receivers_are_waited_for(scene: Scene, seconds: float) -> None:
+    with once_counted(scene.commit):
+        result = commit(scene.remote, quorum=1, timeout_seconds=seconds)
+    assert (result.committed, result.already, result.id) == (True, True, scene.prepared.id)
+
+
+def test_decided_by_somebody_else_while_receivers_are_waited_for(scene: Scene) -> None:
+    """Whoever decided was stopped before the commit."""
+
+    def decide_it() -> None:
+        with open_store(scene.remote) as store:
+            decide(store, scene.prepared.history, Place(2, str(scene.prepared.id)), COMMIT)
+
+    with once_counted(decide_it):
+        result = commit(scene.remote, quorum=1, timeout_seconds=600.0)
+    assert (result.committed, result.already) == (True, False)
+
+
+def test_given_up_or_overtaken_while_receivers_are_waited_for(scene: Scene) -> None:
+    fresh_copy(scene.baseline, scene.root / "other")
+
+    def overtake() -> None:
+        push(scene.steps[2], scene.remote, baseline=scene.root / "other", jobs=1)
+
+    for act, facts in ((overtake, "version 2 was taken"), (scene.abort, "was given up")):
+        scene.restore()
+        with once_counted(act), pytest.raises(ConflictError, match=facts):
+            commit(scene.remote, quorum=1, timeout_seconds=600.0)
+
+
+def test_a_word_that_is_listed_before_it_can_be_got(scene: Scene) -> None:
+    pull(scene.remote, scene.root / "r", receiver="eu", jobs=1)
+    left = [AbsentError()]
+
+    class Late(Wrapped):
+        def called(self, name: str, key: str) -> None:
+            if name == "read" and key.startswith("acks/") and left:
+                raise left.pop()
+
+    with wrapping(Late):
+        assert commit(scene.remote, quorum=1, timeout_seconds=600.0).staged == ("eu",)
+    assert not left
 
 
 def test_pruned_while_it_is_committed(scene: Scene) -> None:

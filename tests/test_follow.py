@@ -13,7 +13,7 @@ from uuid import uuid4
 import pytest
 
 from dcr_cli.delta.payload import PayloadWriter
-from dcr_cli.errors import DamagedError, DcrError, TransportError, WrongBaseError
+from dcr_cli.errors import ConflictError, DamagedError, DcrError, TransportError, WrongBaseError
 from dcr_cli.fetch.ahead import Ahead
 from dcr_cli.fetch.hook import Hook
 from dcr_cli.fetch.situation import look
@@ -21,6 +21,8 @@ from dcr_cli.fetch.spool import spool_of
 from dcr_cli.fetch.wish import Wish
 from dcr_cli.fetch.words import Speaker
 from dcr_cli.follow import Arrival, Follower, Pace
+from dcr_cli.receiver.beside.folders import ASIDE
+from dcr_cli.receiver.change import REPLACE
 from dcr_cli.receiver.install.gather import Effort
 from dcr_cli.remote.acknowledgement import read_acknowledgement
 from dcr_cli.remote.hint import GIVEN_UP, PREPARED, STREAMING, Hint, write_hint
@@ -393,6 +395,41 @@ def test_a_hook_that_fails_is_told_of_and_run_again(scene: Scene) -> None:
     # The version has been there since the first time.
     assert [(arrival.result.from_version, arrival.result.applied) for arrival in found] == [(None, (1,))]
     assert [type(error).__name__ for error in scene.told] == ["HookError"]
+
+
+def follows(scene: Scene, wish: Wish) -> Iterator[Arrival]:
+    """Another follower of the same checkpoint."""
+    store = Store(MemoryBackend(scene.name), "memory://remote", patience=Patience(deadline_seconds=0.0))
+    return Follower(store, scene.root, wish, scene.told.append, Pace(sleep=lambda seconds: None)).arrivals()
+
+
+@pytest.mark.parametrize("mode", [REPLACE, ASIDE])
+def test_two_that_follow_into_one_checkpoint(scene: Scene, mode: str) -> None:
+    """The second one is told at once that there is one, wherever a link leads by then, and the first goes on."""
+    wish = Wish(Effort(1, None), mode=mode)
+
+    def refused() -> None:
+        with pytest.raises(ConflictError, match="follow-lock: another dcr holds it: process"):
+            next(follows(scene, wish))
+
+    found = scene.play([refused, scene.publish, refused, refused], wish)
+    assert [arrival.result.version for arrival in found] == [1, 2]
+    assert scene.told == [] and list(scene.folder.rglob("follow-lock")) == []
+    # Whoever comes later, when nobody follows any more, follows.
+    scene.publish()
+    assert next(follows(scene, wish)).result.version == 3
+
+
+def test_two_that_follow_to_where_nothing_was(scene: Scene) -> None:
+    wish = Wish(Effort(1, None))
+    other = follows(scene, wish)
+    assert next(other).result.version == 1
+
+    def refused() -> None:
+        with pytest.raises(ConflictError, match="another dcr holds it"):
+            next(other)
+
+    assert [arrival.result.version for arrival in scene.play([refused, scene.publish], wish)] == [2]
 
 
 def test_damage_ends_it(scene: Scene) -> None:

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatch
@@ -35,6 +36,7 @@ from dcr_cli.errors import (
     UsageError,
     WrongBaseError,
 )
+from dcr_cli.fetch import hook as hook_module
 from dcr_cli.fetch.position import POSITION_NAME, read_position
 from dcr_cli.fetch.spool import spool_of
 from dcr_cli.fetch.wish import Wish
@@ -43,7 +45,7 @@ from dcr_cli.push import push
 from dcr_cli.receiver.install.gather import Effort
 from dcr_cli.receiver.receiver import Receiver
 from dcr_cli.remote.acknowledgement import read_acknowledgement
-from dcr_cli.remote.keys import APPLIED, AcknowledgementPlace, acknowledgement_key, commit_key
+from dcr_cli.remote.keys import APPLIED, STAGED, AcknowledgementPlace, Place, acknowledgement_key, commit_key
 from dcr_cli.remote.signing import trust_in
 from dcr_cli.store.backend import Backend, TransientError
 from dcr_cli.store.memory import MemoryBackend
@@ -301,8 +303,11 @@ class TestGaps:
         root = at(remote, 1, tmp_path / "r")
         for number in (2, 3):
             remote.remove_delta(number)
-        with recorded_calls() as calls, pytest.raises(WrongBaseError, match=r"version 2 is missing; no anchor at or"):
+        gap = r"version 2 is missing; no anchor at or"
+        with recorded_calls() as calls, pytest.raises(WrongBaseError, match=gap) as caught:
             pull(remote.url, root)
+        hint = f"dcr anchor CHECKPOINT {remote.url} makes one of the version that CHECKPOINT is at"
+        assert caught.value.hint == hint
         assert not [key for _, key in calls if "/payloads/" in key]
         assert tree(root) == tree(remote.version(1))
         remote.anchor(4)
@@ -453,6 +458,39 @@ class TestLogs:
             pull(remote.url, root)
         assert pull(remote.url, root, version=2).version == 2
         assert tree(root) == tree(remote.version(2))
+
+    @pytest.mark.parametrize("is_repair", [False, True])
+    def test_one_that_ends_before_what_was_seen_and_gone_back_from(self, tmp_path: Path, is_repair: bool) -> None:
+        """A receiver that was told to go back has seen no less of its log."""
+        remote = history(tmp_path / "remote", 4)
+        root = at(remote, 4, tmp_path / "r")
+        assert pull(remote.url, root, version=2, repair=is_repair, jobs=1).version == 2
+        with remote.open() as store:
+            last = store.get(commit_key(4), most_bytes=1 << 16)
+            assert last is not None
+            store.delete(commit_key(4))
+        for _ in range(2):
+            with pytest.raises(WrongBaseError, match="its log ends below version 4"):
+                pull(remote.url, root, jobs=1)
+            with remote.open() as store:
+                store.put(commit_key(4), last)
+            assert pull(remote.url, root, version=1, jobs=1).version == 1
+            with remote.open() as store:
+                store.delete(commit_key(4))
+        assert tree(root) == tree(remote.version(1))
+        # Whoever asks for a version of a log that has lost another one takes that log as it is.
+        assert pull(remote.url, root, version=1, repair=is_repair, jobs=1).version == 1
+        assert pull(remote.url, root, jobs=1).version == 3
+        assert tree(root) == tree(remote.version(3))
+
+    def test_one_that_was_gone_back_in_goes_on_from_there(self, tmp_path: Path) -> None:
+        remote = history(tmp_path / "remote", 3)
+        root = at(remote, 3, tmp_path / "r")
+        assert pull(remote.url, root, version=1, jobs=1).version == 1
+        note = json.loads((root / ".dcr" / POSITION_NAME).read_bytes())
+        assert note["newer"] == {"version": 3, "commit": blake3_text(remote.commit(3).blake3)}
+        assert pull(remote.url, root, jobs=1).applied == (2, 3)
+        assert json.loads((root / ".dcr" / POSITION_NAME).read_bytes())["newer"] is None
 
     def test_one_with_another_commit(self, tmp_path: Path) -> None:
         remote = history(tmp_path / "remote", 2)
@@ -911,13 +949,48 @@ class TestEnding:
         result = pull(remote.url, root, receiver="a")
         assert (result.staged, result.staging_error) == (3, None)
 
-    def test_a_hook_stays_due_until_it_can_run(self, five: History, tmp_path: Path) -> None:
-        root = at(five, 3, tmp_path / "r")
+    def test_a_hook_stays_due_for_the_version_that_it_failed_for(self, five: History, tmp_path: Path) -> None:
+        root, command = at(five, 3, tmp_path / "r"), f"echo $DCR_VERSION >> {tmp_path}/runs"
         with pytest.raises(HookError):
             pull(five.url, root, version=4, hook="exit 1")
-        assert pull(five.url, root).version == 5
-        assert pull(five.url, root, hook=f"echo $DCR_VERSION >> {tmp_path}/runs").already
-        assert (tmp_path / "runs").read_text() == "5\n"
+        assert pull(five.url, root, version=4).already
+        assert pull(five.url, root, version=4, hook=command).already
+        assert (tmp_path / "runs").read_text() == "4\n"
+
+    def test_a_hook_that_is_given_up_holds_up_no_later_word(self, five: History, tmp_path: Path) -> None:
+        root = at(five, 3, tmp_path / "r")
+        with pytest.raises(HookError):
+            pull(five.url, root, version=4, hook="exit 1", receiver="given-up")
+        assert pull(five.url, root, version=4, receiver="given-up").already
+        assert acknowledged(five, 4, "given-up") is None
+        assert pull(five.url, root, receiver="given-up").version == 5
+        assert acknowledged(five, 5, "given-up") is not None
+        assert pull(five.url, root, hook=f"echo . >> {tmp_path}/runs", receiver="given-up").already
+        assert not (tmp_path / "runs").exists()
+
+    def test_a_receiver_that_gets_a_name_or_another_says_where_it_is(self, tmp_path: Path) -> None:
+        remote, key = history(tmp_path / "remote", 2), make_key(tmp_path / "key")
+        root = at(remote, 2, tmp_path / "r")
+        for options in ({"receiver": "a"}, {"receiver": "b"}, {"receiver": "c", "receiver_key": key}):
+            assert pull(remote.url, root, jobs=1, **options).already
+            assert acknowledged(remote, 2, str(options["receiver"])) is not None
+            before = tree(root / ".dcr")
+            with recorded_calls() as calls:
+                assert pull(remote.url, root, jobs=1, **options).already
+            assert len(calls) == 3 and not [key for _, key in calls if key.startswith("acks/")]
+            assert tree(root / ".dcr") == before
+
+    def test_what_is_staged_is_said_by_each_name(self, tmp_path: Path) -> None:
+        remote = history(tmp_path / "remote", 1)
+        root = at(remote, 1, tmp_path / "r")
+        place = remote.publish(states(2)[1], prepare=True)
+        assert pull(remote.url, root, receiver="a", jobs=1).staged == 2
+        with recorded_calls() as calls:
+            assert pull(remote.url, root, receiver="b", jobs=1).staged == 2
+        assert not [key for _, key in calls if "/payloads/" in key]
+        said = [AcknowledgementPlace(Place(2, str(place.id)), name, STAGED) for name in ("a", "b")]
+        with remote.open() as store:
+            assert all(read_acknowledgement(store, each) for each in said)
 
     def test_a_hook_has_only_so_much_time_and_takes_nothing_along(self, five: History, tmp_path: Path) -> None:
         root = at(five, 4, tmp_path / "r")
@@ -926,6 +999,20 @@ class TestEnding:
         pid = int(Path("pid").read_text())
         Path("pid").unlink()
         assert not Path(f"/proc/{pid}").exists() or "zombie" in Path(f"/proc/{pid}/status").read_text()
+
+    def test_nobody_whom_a_hook_started_lives_on(
+        self, five: History, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(hook_module, "_GRACE_SECONDS", 0.2)
+        root, pid = at(five, 4, tmp_path / "r"), tmp_path / "pid"
+        deaf = f"sh -c 'trap \"\" TERM; echo $$ > {pid}; exec sleep 60'"
+        with pytest.raises(HookError, match="did not end within"):
+            pull(five.url, root, hook=f"{deaf} & wait", hook_seconds=2.0)
+        status, until = Path(f"/proc/{pid.read_text().strip()}/status"), time.monotonic() + 20
+        # Whoever was killed goes when the system comes to it.
+        while time.monotonic() < until and status.exists() and "zombie" not in status.read_text():
+            time.sleep(0.02)
+        assert not status.exists() or "zombie" in status.read_text()
 
     def test_acknowledgements_are_written_once_and_signed(self, tmp_path: Path) -> None:
         remote, key = history(tmp_path / "remote", 2), make_key(tmp_path / "key")
@@ -1094,6 +1181,24 @@ class TestANoteIsNoMoreThanItSays:
         assert tree(root) == before
         assert pull(three.url, root, repair=True).changed
         assert tree(root) == tree(three.version(3))
+
+    def test_one_that_does_not_say_what_was_seen(self, three: History, tmp_path: Path) -> None:
+        root = at(three, 3, tmp_path / "r")
+        path = root / ".dcr" / POSITION_NAME
+        before = path.read_bytes()
+        document = json.loads(before)
+        del document["newer"]
+        path.write_text(json.dumps(document))
+        assert pull(three.url, root).already
+        assert version_of(root) == 3
+
+    @pytest.mark.parametrize("newer", [3, {}, {"version": 3, "commit": "0" * 64}, {"version": 4, "commit": "0"}])
+    def test_one_that_has_seen_what_is_not_newer_says_nothing(self, three: History, tmp_path: Path, newer: Any) -> None:
+        root = at(three, 3, tmp_path / "r")
+        path = root / ".dcr" / POSITION_NAME
+        path.write_text(json.dumps(json.loads(path.read_bytes()) | {"newer": newer}))
+        assert version_of(root) is None
+        assert pull(three.url, root).adopted
 
     def test_one_that_does_not_say_which_files(self, three: History, tmp_path: Path) -> None:
         root = at(three, 3, tmp_path / "r")

@@ -40,7 +40,7 @@ from dcr_cli.remote.hint import decode_hint
 from dcr_cli.remote.keys import APPLIED, STAGED, Place, acknowledgement_key
 from dcr_cli.remote.log import Log
 from dcr_cli.remote.signing import load_signing_key
-from dcr_cli.store.backend import Backend, PermanentError, TransientError
+from dcr_cli.store.backend import Backend, DeniedError, PermanentError, TransientError
 from dcr_cli.store.opening import open_store
 from faults import StoppedError
 from published import anchor_folder, build_all, commits, version_folder
@@ -718,6 +718,42 @@ def test_only_listed_receivers_count(steps: list[Path], remote: Path, keys: tupl
     with pytest.raises(ConflictError, match="1 of 2"):
         commit(remote, quorum=2, receivers=[str(keys[0].with_suffix(".pub")), "0" * 64])
     assert commit(remote, quorum=1, receivers=[str(keys[0].with_suffix(".pub"))]).staged == ("host-again",)
+
+
+@pytest.mark.parametrize("is_given", [False, True])
+def test_a_first_push_that_fails_leaves_nothing(
+    steps: list[Path], remote: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_given: bool
+) -> None:
+    class WritesNothing(Wrapped):
+        def called(self, name: str, key: str) -> None:
+            if name in ("create", "write"):
+                raise DeniedError("status 403")
+
+    given = tmp_path / "own"
+    options: dict[str, Any] = {"baseline": given} if is_given else {}
+    place = given if is_given else steps[0].parent / ".dcr-baseline"
+    with wrapping(WritesNothing), pytest.raises(TransportError, match="denied"):
+        push(steps[0], remote, **options)
+    assert not place.exists()
+    # What somebody else has made stays there.
+    place.mkdir()
+    with wrapping(WritesNothing), pytest.raises(TransportError, match="denied"):
+        push(steps[0], remote, **options)
+    assert list(place.iterdir()) == []
+
+    def no_room(*_: object) -> None:
+        raise LocalError("baseline", "no room")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Baseline, "check_room", no_room)
+        patched.setattr(Baseline, "can_clone", lambda *_: False)
+        with pytest.raises(LocalError, match="no room"):
+            push(steps[0], remote, **options)
+    assert list(place.iterdir()) == []
+    with wrapping(IgnoresTheCondition), pytest.raises(UnsupportedError, match="could be created again"):
+        push(steps[0], remote, **options)
+    assert list(place.iterdir()) == []
+    assert push(steps[0], remote, single_writer=True, **options).version == 1
 
 
 def test_waiting_for_receivers(steps: list[Path], remote: Path) -> None:

@@ -508,6 +508,15 @@ class TestHttp:
         ):
             with pytest.raises(UnsupportedError):
                 work()
+        for is_single_writer in (False, True):
+            with open_store(place.url, is_single_writer=is_single_writer) as own:
+                with pytest.raises(UnsupportedError, match="over HTTP a remote can only be read") as caught:
+                    own.put_if_absent("b", b"")
+                assert caught.value.hint == "name it by where it lies"
+
+    def test_creating_twice_cannot_be_tried(self, place: Place, clock: Clock) -> None:
+        with pytest.raises(UnsupportedError, match="over HTTP a remote can only be read"):
+            place.open().prove_exclusive("a")
 
 
 class TestS3OnTheWire:
@@ -558,6 +567,21 @@ class TestOpening:
         with pytest.raises(UsageError) as caught:
             open_store(url)
         assert (caught.value.hint or "").startswith("sftp://user@host/path")
+        assert_no_secret(caught.value)
+
+    @pytest.mark.parametrize(
+        "url",
+        [
+            f"s3://AKIAX:/{SECRET}@bucket/p",
+            f"sftp://u:12/{SECRET}@host/p",
+            f"sftp://u@there:12/{SECRET}@host/p",
+            f"https://u:12/{SECRET}@host/..",
+        ],
+    )
+    def test_a_password_with_a_slash_is_no_path(self, url: str) -> None:
+        with pytest.raises(UsageError, match="has an @ in its path behind a port") as caught:
+            open_store(url)
+        assert caught.value.what == f"{url.partition(':')[0]}://"
         assert_no_secret(caught.value)
 
     def test_unless_a_folder_has_that_name(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,6 +52,12 @@ def remote(tmp_path: Path) -> Path:
     return folder
 
 
+def test_a_remote_without_versions_is_not_whole(remote: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.rmtree(remote / "commits")
+    code, document = run(capsys, "verify", "--remote", str(remote))
+    assert code == 3 and document["error"]["message"] == f"{remote}: holds no versions yet"
+
+
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, Any]]:
     code = main([*arguments, "--json"])
     document = json.loads(capsys.readouterr().out)

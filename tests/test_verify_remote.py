@@ -404,9 +404,10 @@ class TestVerifyRemote:
 
     def test_no_versions_and_no_remote(self, published: Published) -> None:
         published.objects.objects = new_remote().objects
-        assert verify_remote(published.url, deep=True).matches
+        with pytest.raises(NotFoundError, match="holds no versions yet"):
+            verify_remote(published.url, deep=True)
         published.objects.objects.clear()
-        with pytest.raises(NotFoundError):
+        with pytest.raises(NotFoundError, match=f"it has no {HISTORY_KEY}"):
             verify_remote(published.url)
 
 

@@ -35,28 +35,42 @@ class Standing:
     """The version that a receiver is at, None if that is none that counts.
 
     `is_adopted`: its bytes alone said so. `held` and `listing` are what was found in it, and what the version has.
+    `has_lost_newest`: the log has no more the newest version that the receiver has seen, and its user goes back.
     """
 
     own: Published | None
     is_adopted: bool = False
     held: Held | None = None
     listing: Listing | None = None
+    has_lost_newest: bool = False
 
 
 def find_standing(source: Source, situation: Situation, target: int, wish: Wish) -> Standing:
     """Find the version that a receiver is at; WrongBaseError if it holds something else, or what nobody has signed who
     is trusted.
 
-    Its note counts if the log still has that version; where another version is asked for by its number, one that the
-    log has no more is passed over. A log that went backwards is refused also where what the receiver holds is none.
+    Its note counts if the log still has that version, and the newest one that it has seen; where another version is
+    asked for by its number, one that the log has no more is passed over. A log that went backwards is refused also
+    where what the receiver holds is none.
     """
-    if situation.is_new or (wish.is_repair and wish.version is not None):
+    if situation.is_new:
+        return Standing(None)
+    position = situation.position
+    if position is None or position.history != source.log.history:
+        return _find(source, situation, target, wish, None)
+    noted = _noted(source, position, wish, str(situation.path))
+    standing = _find(source, situation, target, wish, noted if is_trusted(position, wish.trust) else None)
+    return replace(standing, has_lost_newest=wish.version is not None and not source.log.has(position.newest))
+
+
+def _find(source: Source, situation: Situation, target: int, wish: Wish, noted: Published | None) -> Standing:
+    """Find the version that a receiver is at; `noted` is the one that it has noted, if that counts."""
+    if wish.is_repair and wish.version is not None:
         return Standing(None)
     layout = wish.view.layout
     if layout is not None and situation.held is not None and situation.held.layout != layout_blake3(layout):
         # It was recorded through another one, which says nothing of what this one leads to.
         situation = replace(situation, held=None)
-    noted = _noted(source, situation, wish)
     if situation.is_marked or wish.is_repair:
         return Standing(None)
     if noted is not None and situation.is_at_position:
@@ -103,19 +117,17 @@ def _listing_of_anchor(source: Source, published: Published) -> Listing | None:
     return listing_of_anchor(anchor) if anchor is not None else None
 
 
-def _noted(source: Source, situation: Situation, wish: Wish) -> Published | None:
-    """The version that a receiver has noted, if its log still has it and if whoever signed it is trusted."""
-    position = situation.position
-    if position is None or position.history != source.log.history:
-        return None
+def _noted(source: Source, position: Position, wish: Wish, seen_at: str) -> Published | None:
+    """The version that a receiver has noted that it is at, if its log still has it."""
     if wish.version is None:
-        published = source.log.check_known(position.known, str(situation.path))
-    else:
-        found = source.log.read(position.version, is_denied_absent=True)
-        if found is None or found.blake3 != position.commit:
-            return None
-        published = found
-    return published if is_trusted(position, wish.trust) else None
+        if position.newer is not None:
+            source.log.check_known(position.newer, seen_at)
+        return source.log.check_known(position.known, seen_at)
+    if wish.is_repair:
+        # Whatever it is at, it goes to that version.
+        return None
+    found = source.log.read(position.version, is_denied_absent=True)
+    return found if found is not None and found.blake3 == position.commit else None
 
 
 def _read(source: Source, situation: Situation, newest: int, wish: Wish) -> Held:

@@ -37,7 +37,7 @@ _AGAIN = "run the same command again; if it stays so, what the remote holds is d
 
 
 @dataclass(frozen=True, slots=True)
-class Documents:
+class FetchedDocuments:
     """A version, and the documents of its delta as objects; `payloads` are those that its manifest lists."""
 
     published: Published
@@ -75,7 +75,7 @@ def fetch_manifest(store: Store, published: Published, commit: Commit, spool: Sp
     return kept or _twice(lambda: _fetched(store, place, (key, size_bytes), check))
 
 
-def fetch_documents(store: Store, published: Published, commit: Commit, spool: Spool | None) -> Documents:
+def fetch_delta_documents(store: Store, published: Published, commit: Commit, spool: Spool | None) -> FetchedDocuments:
     """Fetch manifest and digests of a version, as `fetch_manifest` does."""
     place = published.version.place
     manifest_object, manifest = fetch_manifest(store, published, commit, spool)
@@ -87,7 +87,7 @@ def fetch_documents(store: Store, published: Published, commit: Commit, spool: S
     kept = _kept(spool, place, DIGESTS_NAME, check)
     key, size_bytes = digests_key(place), commit.digests_bytes
     digests_object, _ = kept or _twice(lambda: _fetched(store, place, (key, size_bytes), check))
-    return Documents(published, manifest_object, digests_object, tuple(manifest.payloads))
+    return FetchedDocuments(published, manifest_object, digests_object, tuple(manifest.payloads))
 
 
 def _kept(spool: Spool | None, place: Place, name: str, check: Callable[[bytes, str], T]) -> tuple[bytes, T] | None:
@@ -107,7 +107,7 @@ def _fetched(store: Store, place: Place, wanted: tuple[str, int], check: Callabl
     return data, check(data, f"{store.shown}/{key}")
 
 
-def fetch_versions(store: Store, spool: Spool, versions: Sequence[Documents], effort: Effort) -> int:
+def fetch_versions(store: Store, spool: Spool, versions: Sequence[FetchedDocuments], effort: Effort) -> int:
     """Fetch all of these versions into the spool, where each is a delta's folder in the end: how many bytes of payloads
     were there already.
 
@@ -133,7 +133,7 @@ def fetch_versions(store: Store, spool: Spool, versions: Sequence[Documents], ef
     return sum(row.bytes for documents in versions for row in documents.payloads) - needed
 
 
-def _write_documents(spool: Spool, documents: Documents) -> None:
+def _write_documents(spool: Spool, documents: FetchedDocuments) -> None:
     spool.expect(documents.published)
     pairs = ((MANIFEST_NAME, documents.manifest_object), (DIGESTS_NAME, documents.digests_object))
     for name, data in pairs:
@@ -141,7 +141,7 @@ def _write_documents(spool: Spool, documents: Documents) -> None:
             spool.write(documents.place, name, data)
 
 
-def _lacking(spool: Spool, documents: Documents) -> Iterator[_Wanted]:
+def _lacking(spool: Spool, documents: FetchedDocuments) -> Iterator[_Wanted]:
     """The payloads of a version that are not in the spool as they should be."""
     for index, row in enumerate(documents.payloads):
         if spool.payload_digest(documents.place, index, row.bytes) != row.blake3:

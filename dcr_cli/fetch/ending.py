@@ -27,14 +27,10 @@ from dcr_cli.store.store import Store
 def arrival_at(
     published: Published, remote: str, trusted: tuple[str, ...], wish: Wish, before: Position | None
 ) -> Position:
-    """The note of a receiver that has just come to a version: what is wished for is due, and what was due before."""
-    position = position_at(published, remote, trusted)
-    was_hook_due, was_word_due = (before.is_hook_due, before.is_word_due) if before is not None else (False, False)
-    return replace(
-        position,
-        is_hook_due=wish.hook is not None or was_hook_due,
-        is_word_due=wish.speaker is not None or was_word_due,
-    )
+    """The note of a receiver that has come to a version: the hook that is wished for is due, and nothing of what was
+    due for the version before. The newest version that it has seen stays that."""
+    position = replace(position_at(published, remote, trusted), is_hook_due=wish.hook is not None)
+    return position.after(before.newest) if before is not None else position
 
 
 def note(path: Path, position: Position) -> None:
@@ -51,9 +47,9 @@ def note(path: Path, position: Position) -> None:
 
 def is_due(position: Position, wish: Wish) -> bool:
     """Whether something is left to do for the version that a receiver is at."""
-    return (position.is_hook_due and wish.hook is not None) or (
-        position.is_word_due and wish.speaker is not None and not position.is_hook_due
-    )
+    if position.is_hook_due:
+        return wish.hook is not None
+    return wish.speaker is not None and wish.speaker.voice != position.acknowledged
 
 
 def end(store: Store, path: Path, position: Position, wish: Wish) -> None:
@@ -68,7 +64,7 @@ def end(store: Store, path: Path, position: Position, wish: Wish) -> None:
         run_hook(wish.hook, environment)
         position = replace(position, is_hook_due=False)
         note(path, position)
-    if position.is_word_due and wish.speaker is not None and not position.is_hook_due:
+    if wish.speaker is not None and is_due(position, wish):
         word = Word(position.history, position.place, position.target, APPLIED)
         say(store, wish.speaker, word, time.time())
-        note(path, replace(position, is_word_due=False))
+        note(path, replace(position, acknowledged=wish.speaker.voice))

@@ -6,14 +6,14 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 
 from dcr_cli.errors import HookError
 
 DEFAULT_SECONDS = 900.0
-_GRACE_SECONDS = 5.0
+_GRACE_SECONDS, _TICK_SECONDS = 5.0, 0.05
 _SHELL = "/bin/sh"
 _AGAIN = "the bytes are in place; the next pull runs it again"
 
@@ -52,12 +52,25 @@ def run_hook(hook: Hook, environment: Mapping[str, str]) -> None:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the group of a process that has not ended."""
+    """End a process that has not ended, with its group: whoever lives on after a time of grace is killed."""
     if process.poll() is not None:
         return
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(_GRACE_SECONDS)
-            return
+    until = time.monotonic() + _GRACE_SECONDS
+    is_there = _signal(process, signal.SIGTERM)
+    while is_there and time.monotonic() < until:
+        time.sleep(_TICK_SECONDS)
+        process.poll()
+        # The group outlives the shell that leads it: the number is nobody else's as long as one of them is there.
+        is_there = _signal(process, 0)
+    if is_there:
+        _signal(process, signal.SIGKILL)
+    process.wait()
+
+
+def _signal(process: subprocess.Popen[bytes], number: int) -> bool:
+    """Signal all of a process's group: whether anybody is in it."""
+    try:
+        os.killpg(process.pid, number)
+    except ProcessLookupError:
+        return False
+    return True

@@ -14,7 +14,7 @@ from dcr_cli.delta.delta import open_delta
 from dcr_cli.delta.line import COMMIT_LIMIT
 from dcr_cli.delta.payload_reader import PayloadReader
 from dcr_cli.errors import DamagedError
-from dcr_cli.fetch.download import fetch_documents, fetch_versions
+from dcr_cli.fetch.download import fetch_delta_documents, fetch_versions
 from dcr_cli.fetch.source import Source
 from dcr_cli.fetch.spool import Spool
 from dcr_cli.fetch.wish import Wish
@@ -29,8 +29,9 @@ from dcr_cli.remote.keys import STAGED, Place, prepared_key
 from dcr_cli.remote.log import Known
 from dcr_cli.remote.version import COMMIT_KIND, Published, decode_version
 
-# Beside what was fetched of a version: that its receiver has said so.
+# Beside what was fetched of a version: whose word was written that it is staged.
 _SAID = "staged"
+_VOICE_LIMIT = 1 << 10
 
 
 def find_prepared(source: Source, own: Known) -> Published | None:
@@ -60,7 +61,9 @@ def find_prepared(source: Source, own: Known) -> Published | None:
 
 def is_staged(spool: Spool, place: Place, wish: Wish) -> bool:
     """Whether a version is staged, and its receiver has said so, if it says anything."""
-    return spool.has_delta(place) and (wish.speaker is None or spool.read(place, _SAID, 1) is not None)
+    if wish.speaker is None:
+        return spool.has_delta(place)
+    return spool.has_delta(place) and spool.read(place, _SAID, _VOICE_LIMIT) == wish.speaker.voice.encode()
 
 
 def stage(source: Source, path: Path, spool: Spool, published: Published, wish: Wish) -> None:
@@ -72,7 +75,7 @@ def stage(source: Source, path: Path, spool: Spool, published: Published, wish: 
     version, effort = published.version, wish.effort
     if version.delta is None or is_staged(spool, version.place, wish):
         return
-    documents = fetch_documents(source.store, published, version.delta, spool)
+    documents = fetch_delta_documents(source.store, published, version.delta, spool)
     fetch_versions(source.store, spool, [documents], effort)
     if wish.speaker is None:
         return
@@ -88,4 +91,4 @@ def stage(source: Source, path: Path, spool: Spool, published: Published, wish: 
     is_built = wish.mode == ASIDE
     word = Word(version.history, version.place, version.target, STAGED, is_built=is_built)
     say(source.store, wish.speaker, word, time.time())
-    spool.write(version.place, _SAID, b"")
+    spool.write(version.place, _SAID, wish.speaker.voice.encode())

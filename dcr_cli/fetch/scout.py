@@ -5,10 +5,11 @@ Which way is taken is way.py's decision.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 
 from dcr_cli.errors import DamagedError, DcrError, NotFoundError, UnsupportedError, WrongBaseError
-from dcr_cli.fetch.download import Documents, fetch_documents
+from dcr_cli.fetch.download import FetchedDocuments, fetch_delta_documents
 from dcr_cli.fetch.losses import Losses, RemovedError
 from dcr_cli.fetch.source import Source, commits_between, require_version
 from dcr_cli.fetch.spool import Spool
@@ -64,7 +65,7 @@ class Scout:
             raise self._no_way()
         return way if way.anchor is None or self._has(way.anchor) else self.way(own_bytes)
 
-    def documents(self, way: Way, spool: Spool | None) -> list[Documents]:
+    def documents(self, way: Way, spool: Spool | None) -> list[FetchedDocuments]:
         """Fetch the documents of a way's deltas; RemovedError if some are gone."""
         found = []
         for version in way.deltas:
@@ -72,7 +73,7 @@ class Scout:
             commit = published.version.delta
             if commit is None:
                 raise RemovedError(self._source.shown, version)
-            found.append(fetch_documents(self._source.store, published, commit, spool))
+            found.append(fetch_delta_documents(self._source.store, published, commit, spool))
         return found
 
     def _best(self) -> Way | None:
@@ -129,12 +130,13 @@ class Scout:
         if self._faults:
             return self._faults[0]
         own, target = self.goal
+        hint = f"dcr anchor CHECKPOINT {shlex.quote(self._source.shown)} makes one of the version that CHECKPOINT is at"
         if own is None or own > target:
             facts = f"no anchor from which version {target} can be reached{self._losses.words}"
-            return NotFoundError(self._source.shown, facts, hint=f"dcr anchor {self._source.shown} makes one")
+            return NotFoundError(self._source.shown, facts, hint=hint)
         gap = first_gap(self.goal, self._deltas(), self._losses.deltas)
         facts = f"version {gap} is missing; no anchor at or after it{self._losses.words}"
-        return WrongBaseError(self._source.shown, facts, hint=f"dcr anchor {self._source.shown} makes one")
+        return WrongBaseError(self._source.shown, facts, hint=hint)
 
     def _deltas(self) -> set[int]:
         return {number for number, published in self.commits.items() if published.version.delta is not None}

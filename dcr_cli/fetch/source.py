@@ -6,6 +6,7 @@ Everything is read by get alone, so that a right to read known keys is enough.
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 
 from dcr_cli.errors import NotFoundError
@@ -43,7 +44,9 @@ def require_version(source: Source, version: int) -> Published:
     published = source.log.read(version, is_denied_absent=True)
     if published is None:
         facts = f"there is no version {version}, or it may not be read"
-        raise NotFoundError(f"{source.shown}/{commit_key(version)}", facts, hint=f"dcr log {source.shown} lists them")
+        raise NotFoundError(
+            f"{source.shown}/{commit_key(version)}", facts, hint=f"dcr log {shlex.quote(source.shown)} lists them"
+        )
     return published
 
 

@@ -25,6 +25,11 @@ class Speaker:
     name: str
     key: SigningKey | None = None
 
+    @property
+    def voice(self) -> str:
+        """The name and the public key, by which it is known whose word was written."""
+        return f"{self.name} {self.key.public.hex()}" if self.key is not None else self.name
+
 
 @dataclass(frozen=True, slots=True)
 class Word:

@@ -6,8 +6,8 @@ It is a checkpoint that nobody else uses, locked while a push runs. Which versio
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -106,7 +106,8 @@ class Baseline(KeptBaseline):
     def __init__(self, path: Path) -> None:
         self._stack = ExitStack()
         try:
-            self.root = self._stack.enter_context(_make(path))
+            self._made = _make(path)
+            self.root = self._stack.enter_context(_open(path))
             others = [name for name in self.root.names() if name != STATE_FOLDER]
             if others and self.root.status(f"{STATE_FOLDER}/{_MARK}") is None:
                 facts = f"is no baseline: it holds {others[0]}, which no push has put there"
@@ -114,6 +115,7 @@ class Baseline(KeptBaseline):
             locked = lock_folder(self.root, STATE_FOLDER, _LOCK, PRIVATE_FOLDER_MODE)
             self._stack.enter_context(locked.folder)
             self._stack.enter_context(locked.lock)
+            self._has_made_home = locked.was_made
         except BaseException:
             self._stack.close()
             raise
@@ -128,6 +130,16 @@ class Baseline(KeptBaseline):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._stack.close()
+
+    def discard(self) -> None:
+        """Remove what was made for it, as far as nothing else has come there; it is not used any more then."""
+        if self._has_made_home:
+            for name in (_MARK, _LOCK):
+                self.home.remove(name, missing_ok=True)
+            self.root.remove_folder(STATE_FOLDER, used_ok=True)
+        for path in reversed(self._made):
+            with open_folder(path.parent) as parent:
+                parent.remove_folder(path.name, used_ok=True)
 
     def move_to(self, position: Position) -> None:
         """Say, durably, which version it is at."""
@@ -248,18 +260,32 @@ def open_baseline(path: Path, skip: Sequence[str], head: Published) -> Checkpoin
     return left_out
 
 
-def _make(path: Path) -> Folder:
-    """Open the folder at `path`; what of it is not there is made, but for more than two folders."""
-    try:
-        if not path.exists():
-            above = path.parent
-            if not above.exists() and above.name == BASELINES:
-                with open_folder(above.parent) as parent:
-                    parent.make_folder(above.name, PRIVATE_FOLDER_MODE, exist_ok=True)
-                    parent.sync()
-            with open_folder(above) as parent:
-                parent.make_folder(path.name, PRIVATE_FOLDER_MODE, exist_ok=True)
-                parent.sync()
+def _make(path: Path) -> tuple[Path, ...]:
+    """Make what is not there of the folder at `path`, but for more than two folders: those that were made."""
+    if path.exists():
+        return ()
+    above = path.parent
+    wanted = [above, path] if not above.exists() and above.name == BASELINES else [path]
+    with _named(path):
+        return tuple(each for each in wanted if _make_folder(each))
+
+
+def _make_folder(path: Path) -> bool:
+    with open_folder(path.parent) as parent:
+        was_made = parent.make_folder(path.name, PRIVATE_FOLDER_MODE, exist_ok=True)
+        parent.sync()
+    return was_made
+
+
+def _open(path: Path) -> Folder:
+    with _named(path):
         return open_folder(path)
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Say of what cannot be made or opened that it is a baseline."""
+    try:
+        yield
     except (LocalError, DamagedError) as error:
         raise LocalError(f"baseline {path}", error.facts, hint=_ELSEWHERE) from error

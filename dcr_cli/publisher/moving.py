@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from dcr_cli.apply import Way, apply_chain
+from dcr_cli.apply import ApplyWay, apply_chain
 from dcr_cli.delta.delta import Delta, open_delta
 from dcr_cli.errors import DcrError
 from dcr_cli.fetch.position import Position, position_at
@@ -34,7 +34,7 @@ def by_applying(path: Path, jobs: int) -> Bring:
 
 
 def _apply(path: Path, jobs: int, delta: Delta) -> None:
-    apply_chain([delta], path, Way(mode=IN_PLACE), jobs=jobs)
+    apply_chain([delta], path, ApplyWay(mode=IN_PLACE), jobs=jobs)
 
 
 def move_baseline(baseline: Baseline, published: Published, position: Position, bring: Bring | None) -> None:

@@ -59,12 +59,17 @@ class Pushing:
             return self._publish_delta(publication, baseline, start)
 
     def _begin_history(self) -> History:
-        """Begin a history, unless somebody else is faster; the place of its baseline is known to be there before."""
+        """Begin a history, unless somebody else is faster; before it is known that its baseline can be made. That
+        begins when the store has been tried: until then each try would leave one, of a history that never came to be.
+        """
         self._source.check_files(self._store.shown)
         own = History(new_id(), self._options.encodings or ENCODINGS, self._author.now(), self._author.publisher)
         if self._options.keeps_baseline:
             with Baseline(self._options.baseline or default_baseline(self._source.root, own.id)) as baseline:
-                self._source.check_room(baseline)
+                try:
+                    self._source.check_room(baseline)
+                finally:
+                    baseline.discard()
         self._store.put_if_absent(HISTORY_KEY, encode_history(own))
         history = read_history(self._store)
         if history is None:

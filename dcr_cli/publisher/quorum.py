@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -41,8 +42,14 @@ class Quorum:
             raise UsageError("quorum", facts, hint="give the keys of all receivers, or a smaller quorum")
 
 
-def wait_for(store: Store, version: Version, quorum: Quorum, *, is_committed: bool) -> tuple[str, ...]:
-    """Wait until so many receivers have acknowledged a version: their names. ConflictError if time is up before."""
+def wait_for(
+    store: Store, version: Version, quorum: Quorum, *, is_settled: Callable[[], bool] | None = None
+) -> tuple[str, ...]:
+    """Wait until so many receivers have acknowledged a version: their names. ConflictError if time is up before.
+
+    `is_settled` says whether what becomes of a version that is only prepared is certain, so that nobody is waited for
+    any more; it is asked each time that not enough of them are there, and last. Without it the version is published.
+    """
     began = quorum.clock()
     wait = _FIRST_WAIT_SECONDS
     known: dict[str, tuple[bytes | str, ...]] = {}
@@ -50,12 +57,15 @@ def wait_for(store: Store, version: Version, quorum: Quorum, *, is_committed: bo
         names = _acknowledged(store, version, quorum, known)
         if len(names) >= quorum.count:
             return names
+        if is_settled is not None and is_settled():
+            return names
         left = quorum.timeout_seconds - (quorum.clock() - began)
         if left <= 0:
             facts = f"{len(names)} of {quorum.count} receivers have {quorum.stage} version {version.number} in time"
-            facts += "; it is published all the same" if is_committed else ""
-            error = ConflictError(store.shown, facts, hint="dcr status says how far each receiver is")
-            error.details = {"committed": is_committed}
+            facts += "; it is published all the same" if is_settled is None else ""
+            hint = f"dcr status {shlex.quote(store.shown)} says how far each receiver is"
+            error = ConflictError(store.shown, facts, hint=hint)
+            error.details = {"committed": is_settled is None}
             raise error
         quorum.sleep(min(wait, left))
         wait = min(2 * wait, _LONGEST_WAIT_SECONDS)
@@ -64,15 +74,16 @@ def wait_for(store: Store, version: Version, quorum: Quorum, *, is_committed: bo
 def _acknowledged(
     store: Store, version: Version, quorum: Quorum, known: dict[str, tuple[bytes | str, ...]]
 ) -> tuple[str, ...]:
-    """The receivers that count, by name; `known` is who is behind each acknowledgement that was read."""
+    """The receivers that count, by name; `known` is who is behind each acknowledgement that was read and counts."""
     by_voice: dict[bytes | str, str] = {}
     for entry in store.list(acknowledgements_prefix(version.place)):
         place = place_of_acknowledgement(entry.key)
         if place is None or place.stage not in (quorum.stage, APPLIED):
             continue
-        if entry.key not in known:
-            known[entry.key] = _voices(store, version, place, quorum.trust)
-        for voice in known[entry.key]:
+        # One that is listed and cannot be got yet is asked for again.
+        voices = known.get(entry.key) or _voices(store, version, place, quorum.trust)
+        known[entry.key] = voices
+        for voice in voices:
             by_voice.setdefault(voice, place.receiver)
     return tuple(sorted(by_voice.values()))
 

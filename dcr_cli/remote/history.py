@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 
 from dcr_cli.checkpoint.names import listed
@@ -62,6 +63,6 @@ def require_history(store: Store) -> History:
     """Read which history a remote holds; NotFoundError if it holds none."""
     history = read_history(store)
     if history is None:
-        hint = f"dcr push CHECKPOINT {store.shown} makes one"
+        hint = f"dcr push CHECKPOINT {shlex.quote(store.shown)} makes one"
         raise NotFoundError(store.shown, f"holds no versions: it has no {HISTORY_KEY}", hint=hint)
     return history

@@ -9,7 +9,7 @@ import shlex
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from dcr_cli.checkpoint.digest import State
+from dcr_cli.checkpoint.digest import State, object_digest
 from dcr_cli.delta.line import COMMIT_LIMIT
 from dcr_cli.errors import DamagedError, NotFoundError, WrongBaseError
 from dcr_cli.remote.history import read_history
@@ -32,6 +32,12 @@ class Known:
     history: str
     version: int
     blake3: bytes
+
+
+def no_versions(store: Store) -> NotFoundError:
+    """The error that a history has no versions yet."""
+    hint = f"dcr push CHECKPOINT {shlex.quote(store.shown)} makes the first one"
+    return NotFoundError(store.shown, "holds no versions yet", hint=hint)
 
 
 class Log:
@@ -72,10 +78,12 @@ class Log:
 
     def find(self, version: int) -> Published:
         """Read a commit that somebody asks for; NotFoundError if there is none, 0 being the newest where none is."""
-        published = self.read(version, is_denied_absent=True) if version else None
+        if not version:
+            raise no_versions(self._store)
+        published = self.read(version, is_denied_absent=True)
         if published is None:
-            facts = f"there is no version {version}" if version else "holds no versions"
-            raise NotFoundError(self._store.shown, facts, hint=f"dcr log {shlex.quote(self._store.shown)}")
+            facts, hint = f"there is no version {version}", f"dcr log {shlex.quote(self._store.shown)}"
+            raise NotFoundError(self._store.shown, facts, hint=hint)
         return published
 
     def newest(self, known: int) -> int:
@@ -97,6 +105,11 @@ class Log:
             else:
                 absent = middle
         return first
+
+    def has(self, known: Known) -> bool:
+        """Whether the log has the commit that somebody has seen, byte for byte."""
+        data = self._store.get(commit_key(known.version), most_bytes=COMMIT_LIMIT, is_denied_absent=True)
+        return known.history == self._history and data is not None and object_digest(data) == known.blake3
 
     def check_known(self, known: Known, seen_at: str) -> Published:
         """Read the commit that somebody has seen; WrongBaseError if the log has it no more, or another one."""

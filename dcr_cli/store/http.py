@@ -56,7 +56,8 @@ class HttpBackend:
     """The objects below an address. Options: `username` and `password`, or `token`; `headers` to send along,
     as a mapping or as one "Name: value"."""
 
-    can_create = False
+    # Not that it could: `create` says that nothing can be written, which to be the only writer does not change.
+    can_create = True
 
     def __init__(self, location: Location, options: Mapping[str, object]) -> None:
         self._connections = Connections()

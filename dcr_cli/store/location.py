@@ -103,6 +103,11 @@ def _split(protocol: str, text: str) -> Location:
         raise UsageError(f"{protocol}://", f"has a fragment: {written}")
     # Buckets have names with capitals and underscores, which `hostname` would change.
     host = parts.netloc.rpartition("@")[2]
+    if (port is not None or host.endswith(":")) and "@" in parts.path:
+        # It may be a password with a slash in it, most of which would be shown as the path.
+        facts = "has an @ in its path behind a port, so that a part of a password may be taken for a path"
+        hint = "write / in a password as %2F, and over HTTP @ in a path as %40"
+        raise UsageError(f"{protocol}://", facts, hint=hint)
     host = host[: -len(f":{port}")] if port is not None else host.removesuffix(":")
     path = parts.path.rstrip("/")
     if any(component in (".", "..") for component in unquote(path).split("/")):

@@ -12,7 +12,7 @@ from typing import BinaryIO
 from dcr_cli.errors import ConflictError, LocalError, hint_of
 
 
-class Source:
+class SentStream:
     """The rest of a stream that can be sought in; one that shrinks while it is read is ConflictError."""
 
     def __init__(self, stream: BinaryIO) -> None:

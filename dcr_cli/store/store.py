@@ -29,7 +29,7 @@ from dcr_cli.store.body import body
 from dcr_cli.store.calls import Calls
 from dcr_cli.store.creation import ONE_WRITER_HINT, Creation
 from dcr_cli.store.retry import Attempts, Patience
-from dcr_cli.store.source import Source
+from dcr_cli.store.source import SentStream
 from dcr_cli.store.traffic import Meter, Metered, Traffic
 
 # What is created exclusively goes out in one request, which all backends take up to this size.
@@ -175,11 +175,11 @@ class Store:
         there where that has to be tried again. The size of what it became is read back. One that cannot be read is
         LocalError, one that shrinks meanwhile ConflictError, and nothing is written then.
         """
-        source = data if isinstance(data, bytes) else Source(data)
-        size = source.size if isinstance(source, Source) else len(source)
+        source = data if isinstance(data, bytes) else SentStream(data)
+        size = source.size if isinstance(source, SentStream) else len(source)
 
         def attempt() -> None:
-            if isinstance(source, Source):
+            if isinstance(source, SentStream):
                 source.rewind()
             try:
                 self._backend.write(key, source, size)
@@ -188,7 +188,7 @@ class Store:
                 raise TransientError("went away while it was written") from None
 
         self._calls.run(key, attempt)
-        if isinstance(source, Source):
+        if isinstance(source, SentStream):
             self._calls.run(key, lambda: self._check_written(key, size))
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
