@@ -46,7 +46,7 @@ def diff(
 ) -> int:
     """Find the changes from BASE to TARGET, bit for bit, and with -o write them as a delta."""
     from dcr_cli.diff import diff as run
-    from dcr_cli.report import people
+    from dcr_cli.report import diffs
 
     where = path_of(output, "--output") if output is not None else None
     with session.progress() as progress:
@@ -66,7 +66,7 @@ def diff(
     session.note_idle(skip, base, target)
     return session.finish(
         result,
-        lambda: people.diff_lines(result, stat=stat),
+        lambda: diffs.diff_lines(result, stat=stat),
         answer=result.same or not exit_code,
         leave_out=() if stat else ("rows",),
     )

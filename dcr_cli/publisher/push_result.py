@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from dcr_cli.checkpoint.checkpoint import Tensor
 from dcr_cli.checkpoint.digest import State
+from dcr_cli.diff_result import DiffResult
 from dcr_cli.remote.keys import Place
 from dcr_cli.remote.version import ANCHOR, Published
 
@@ -22,6 +23,7 @@ class PushResult:
     that is the same, None if none would be for a dry run. `delta_bytes` is what the version takes, `uploaded_bytes`
     what this run sent, an anchor that was due included. `anchor` is the newest version that has an anchor, and
     `applied` are the receivers that were waited for. `recovered`: what a stopped push had published was taken over.
+    `added` to `files_removed` are, as `dcr diff` has them, what has another form than in the version before.
     """
 
     remote: str
@@ -44,6 +46,11 @@ class PushResult:
     recovered: bool
     dry_run: bool
     applied: tuple[str, ...] = ()
+    added: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    renamed: tuple[tuple[str, str], ...] = ()
+    reshaped: tuple[str, ...] = ()
+    files_removed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +66,14 @@ class Subject:
 @dataclass(frozen=True, slots=True)
 class Ending:
     """What became of it: `head` is the version before, `place` that of the version that was published or is the same,
-    `changed` how many tensors and elements changed."""
+    `changed` how many tensors and elements changed, `found` what else comparing two checkpoints found."""
 
     kind: str
     head: Published | None
     place: Place | None
     target: State
     changed: tuple[int, int] = (0, 0)
+    found: DiffResult | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +94,7 @@ def push_result(
     dry_run: bool = False,
 ) -> PushResult:
     """Put together what a push came to."""
-    head, place = ending.head, ending.place
+    head, place, found = ending.head, ending.place, ending.found
     starts_from = head.version if head is not None and ending.kind != ANCHOR else None
     return PushResult(
         remote=subject.remote,
@@ -108,4 +116,9 @@ def push_result(
         anchor=anchor,
         recovered=recovered,
         dry_run=dry_run,
+        added=found.added if found is not None else (),
+        removed=found.removed if found is not None else (),
+        renamed=found.renamed if found is not None else (),
+        reshaped=found.reshaped if found is not None else (),
+        files_removed=found.files_removed if found is not None else (),
     )

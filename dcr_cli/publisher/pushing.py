@@ -98,7 +98,7 @@ class Pushing:
         changed = found.changed_tensors, found.changed_elements
         if self._options.prepare:
             commit_bytes = publication.prepare(sink.place, sink.commit, anchor)
-            ending = Ending(PREPARED, head, sink.place, found.target, changed)
+            ending = Ending(PREPARED, head, sink.place, found.target, changed, found)
             return self._result(publication, ending, delta_bytes=sink.bytes, commit_bytes=commit_bytes)
         done = publication.commit(sink.place, sink.commit, anchor)
         self._move(baseline, done.published)
@@ -107,7 +107,7 @@ class Pushing:
                 self._add_anchor(publication.history, baseline, done.published)
             anchor = sink.place.version
         kind = DELTA if done.outcome is Outcome.WON else SAME
-        ending = Ending(kind, head, done.published.version.place, found.target, changed)
+        ending = Ending(kind, head, done.published.version.place, found.target, changed, found)
         return self._result(publication, ending, delta_bytes=sink.bytes, commit_bytes=done.commit_bytes, anchor=anchor)
 
     def _add_anchor(self, history: str, baseline: Baseline, published: Published) -> None:

@@ -36,7 +36,7 @@ def rehearse_push(store: Store, source: Source, options: PushOptions, effort: Ef
         with DeltaOutput(None, outside=(), dry_run=True) as sink:
             found = start.compare(sink, base=base, head=head)
     changed = found.changed_tensors, found.changed_elements
-    ending = Ending(SAME if found.same else DELTA, head, None, found.target, changed)
+    ending = Ending(SAME if found.same else DELTA, head, None, found.target, changed, found)
     subject = _subject(store, history.id, source)
     return push_result(subject, ending, sizes=Sizes(found.delta_bytes), dry_run=True)
 

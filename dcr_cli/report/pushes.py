@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from dcr_cli.errors import size
+from dcr_cli.report.notes import form_note
 from dcr_cli.report.people import Line, facts, names, share, state
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 def push_lines(result: PushResult) -> Iterator[Line]:
     """Which version was published, and what it takes."""
     yield Line(_headline(result), "bold")
+    yield from form_note(result)
     yield from facts(_push_facts(result))
 
 
