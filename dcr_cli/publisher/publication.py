@@ -185,6 +185,13 @@ class Publication:
             raise
         return Committed(published, outcome, len(data))
 
+    def give_up(self, place: Place) -> None:
+        """Let go of a version, some of which may be sent, that nobody is to get."""
+        sending = read_sending(self._home)
+        if sending is not None and sending.place == place:
+            drop_outgoing(self._home)
+            write_hint(self._store, self._hint(place, GIVEN_UP))
+
     def decide(self, place: Place) -> None:
         """Decide that a version which may be prepared is committed; ConflictError if it was given up."""
         if decide(self._store, self.history, place, COMMIT) != COMMIT:

@@ -90,7 +90,9 @@ class Pushing:
         assert head is not None
         base = start.base(baseline, head)
         sink, found = publication.send(partial(start.compare, base=base, head=head), self._effort.jobs)
-        if found.same:
+        if found.target == head.version.target:
+            if not found.same:
+                publication.give_up(sink.place)
             self.published = head
             return self._result(publication, Ending(SAME, head, head.version.place, found.target))
         self._uploaded_bytes += sink.sent_bytes

@@ -35,8 +35,11 @@ def rehearse_push(store: Store, source: Source, options: PushOptions, effort: Ef
         base = base_of(options.base, store, head) if options.base is not None else _base(start, baseline, head)
         with DeltaOutput(None, outside=(), dry_run=True) as sink:
             found = start.compare(sink, base=base, head=head)
-    changed = found.changed_tensors, found.changed_elements
-    ending = Ending(SAME if found.same else DELTA, head, None, found.target, changed, found)
+    if found.target == head.version.target:
+        ending = Ending(SAME, head, None, found.target)
+    else:
+        changed = found.changed_tensors, found.changed_elements
+        ending = Ending(DELTA, head, None, found.target, changed, found)
     subject = _subject(store, history.id, source)
     return push_result(subject, ending, sizes=Sizes(found.delta_bytes), dry_run=True)
 
