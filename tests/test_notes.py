@@ -56,3 +56,24 @@ def test_a_tensor_of_another_name(tmp_path: Path, capsys: Capture) -> None:
 def test_values_alone_are_worth_no_note(steps: list[Path], remote: Path, capsys: Capture) -> None:
     main(["push", str(steps[0]), str(remote), "-q"])
     assert told(capsys, "push", steps[1], remote) == []
+
+
+def test_what_was_prepared_is_given_up_aloud(steps: list[Path], remote: Path, capsys: Capture) -> None:
+    main(["push", str(steps[0]), str(remote), "-q"])
+    assert told(capsys, "push", steps[1], remote, "--prepare") == []
+    assert told(capsys, "push", steps[1], remote, "--prepare") == []
+    gives_up = "note: gives up the prepared version 2, which was another state"
+    assert told(capsys, "push", steps[2], remote, "--prepare") == [gives_up]
+    assert told(capsys, "push", steps[3], remote) == [gives_up]
+    assert main(["commit", str(remote)]) == 3
+    assert "no version is prepared: a push has published version 2" in capsys.readouterr().err
+    assert main(["commit", str(remote), "2"]) == 6
+    assert "and what was prepared is given up" in capsys.readouterr().err
+    assert told(capsys, "push", steps[0], remote) != [gives_up]
+
+
+def test_what_was_prepared_stays_where_nothing_is_published(steps: list[Path], remote: Path, capsys: Capture) -> None:
+    main(["push", str(steps[0]), str(remote), "-q"])
+    told(capsys, "push", steps[1], remote, "--prepare")
+    assert told(capsys, "push", steps[0], remote) == []
+    assert main(["commit", str(remote), "-q"]) == 0

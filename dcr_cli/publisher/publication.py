@@ -82,12 +82,19 @@ class Publication:
             drop_outgoing(self._home)
         return None
 
-    def check_decided(self) -> None:
-        """Raise ConflictError if this publisher has prepared a version which nobody has committed yet, or given up."""
+    def prepared(self) -> Place | None:
+        """The version that this publisher has prepared and nobody has committed yet, or given up, if there is one."""
         sending = read_sending(self._home)
         if sending is None or not was_prepared(self._home) or self._is_given_up(sending):
+            return None
+        return sending.place
+
+    def check_decided(self) -> None:
+        """Raise ConflictError if this publisher has prepared a version which nobody has committed yet, or given up."""
+        place = self.prepared()
+        if place is None:
             return
-        number = sending.place.version
+        number = place.version
         facts = f"version {number} is prepared, and nobody has committed it or given it up"
         hint = f"dcr commit {shlex.quote(self._store.shown)} {number}, or the same with --abort, comes first"
         raise ConflictError(self._store.shown, facts, hint=hint)

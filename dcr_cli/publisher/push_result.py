@@ -23,7 +23,8 @@ class PushResult:
     that is the same, None if none would be for a dry run. `delta_bytes` is what the version takes, `uploaded_bytes`
     what this run sent, an anchor that was due included. `anchor` is the newest version that has an anchor, and
     `applied` are the receivers that were waited for. `recovered`: what a stopped push had published was taken over.
-    `added` to `files_removed` are, as `dcr diff` has them, what has another form than in the version before.
+    `gave_up`: another state had been prepared as this version. `added` to `files_removed` are, as `dcr diff` has them,
+    what has another form than in the version before.
     """
 
     remote: str
@@ -46,6 +47,7 @@ class PushResult:
     recovered: bool
     dry_run: bool
     applied: tuple[str, ...] = ()
+    gave_up: bool = False
     added: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
     renamed: tuple[tuple[str, str], ...] = ()

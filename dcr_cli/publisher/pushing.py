@@ -5,6 +5,7 @@ Where it starts from is starting.py's matter, what a dry run says rehearsing.py'
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 from dcr_cli.checkpoint.checkpoint import Checkpoint, open_checkpoint
@@ -53,10 +54,14 @@ class Pushing:
             publication = Publication(self._store, log, baseline.home, self._author)
             head = publication.find_head(baseline.position(), f"the baseline {baseline.path}")
             self._recover(publication, baseline)
+            prepared = publication.prepared()
             if head is None or self._options.no_delta:
-                return self._publish_anchor(publication, baseline)
-            start = Start(self._store, log, self._source, self._options, self._effort, allowed)
-            return self._publish_delta(publication, baseline, start)
+                result = self._publish_anchor(publication, baseline)
+            else:
+                start = Start(self._store, log, self._source, self._options, self._effort, allowed)
+                result = self._publish_delta(publication, baseline, start)
+        is_other = prepared is not None and result.version == prepared.version and result.id != prepared.id
+        return replace(result, gave_up=is_other)
 
     def _begin_history(self) -> History:
         """Begin a history, unless somebody else is faster; the place of its baseline is known to be there before."""

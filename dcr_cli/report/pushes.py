@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from dcr_cli.errors import size
-from dcr_cli.report.notes import form_note
+from dcr_cli.report.notes import form_note, note
 from dcr_cli.report.people import Line, facts, names, share, state
 
 if TYPE_CHECKING:
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 def push_lines(result: PushResult) -> Iterator[Line]:
     """Which version was published, and what it takes."""
     yield Line(_headline(result), "bold")
+    if result.gave_up:
+        yield note(f"gives up the prepared version {result.version}, which was another state")
     yield from form_note(result)
     yield from facts(_push_facts(result))
 
