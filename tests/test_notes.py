@@ -58,6 +58,26 @@ def test_values_alone_are_worth_no_note(steps: list[Path], remote: Path, capsys:
     assert told(capsys, "push", steps[1], remote) == []
 
 
+def test_weights_that_were_there_before(steps: list[Path], remote: Path, capsys: Capture) -> None:
+    assert told(capsys, "push", steps[0], remote, "-n") == [f"note: would begin a new history in {remote}"]
+    assert told(capsys, "push", steps[0], remote) == [f"note: begins a new history in {remote}"]
+    for step in steps[1:3]:
+        assert told(capsys, "push", step, remote) == []
+    for more in ("-n", "-v"):
+        assert told(capsys, "push", steps[1], remote, more) == ["note: these are the weights of version 2"]
+    assert told(capsys, "push", steps[2], remote, "--no-delta") == ["note: these are the weights of version 3"]
+    # Only a file beside the shards is another one.
+    (steps[2] / "config.json").write_bytes(b"{}")
+    assert told(capsys, "push", steps[2], remote) == []
+
+
+def test_an_old_version_that_cannot_be_read_is_not_known(steps: list[Path], remote: Path, capsys: Capture) -> None:
+    for step in steps[:3]:
+        main(["push", str(step), str(remote), "-q"])
+    (remote / "commits/0000000001.json").write_bytes(b"{")
+    assert told(capsys, "push", steps[0], remote) == []
+
+
 def test_what_was_prepared_is_given_up_aloud(steps: list[Path], remote: Path, capsys: Capture) -> None:
     main(["push", str(steps[0]), str(remote), "-q"])
     assert told(capsys, "push", steps[1], remote, "--prepare") == []

@@ -54,18 +54,18 @@ class Publication:
 
     def __init__(self, store: Store, log: Log, home: Folder, author: Author) -> None:
         self._store = store
-        self._log = log
+        self.log = log
         self._home = home
         self._author = author
         self.head: Published | None = None
 
     @property
     def history(self) -> str:
-        return self._log.history
+        return self.log.history
 
     def find_head(self, position: Position | None, seen_at: str) -> Published | None:
         """Read where the log stands, and go on from there."""
-        self.head = find_head(self._log, position, seen_at)
+        self.head = find_head(self.log, position, seen_at)
         return self.head
 
     def find_own(self) -> Published | None:
@@ -75,7 +75,7 @@ class Publication:
             return None
         number = self.head.version.number if self.head is not None else 0
         if sending.history == self.history and sending.place.version <= number:
-            published = self._log.require(sending.place.version)
+            published = self.log.require(sending.place.version)
             if published.version.place == sending.place:
                 return published
         if sending.history != self.history or sending.place.version <= number:
@@ -186,7 +186,7 @@ class Publication:
         try:
             if was_prepared(self._home):
                 self.decide(place)
-            outcome, published = create_commit(self._store, self._log, data, place.version)
+            outcome, published = create_commit(self._store, self.log, data, place.version)
         except ConflictError:
             drop_outgoing(self._home)
             raise

@@ -23,7 +23,8 @@ class PushResult:
     that is the same, None if none would be for a dry run. `delta_bytes` is what the version takes, `uploaded_bytes`
     what this run sent, an anchor that was due included. `anchor` is the newest version that has an anchor, and
     `applied` are the receivers that were waited for. `recovered`: what a stopped push had published was taken over.
-    `gave_up`: another state had been prepared as this version. `added` to `files_removed` are, as `dcr diff` has them,
+    `weights_of` is an earlier version, not the one before, that had these very tensors, if one is known. `gave_up`:
+    another state had been prepared as this version. `added` to `files_removed` are, as `dcr diff` has them,
     what has another form than in the version before.
     """
 
@@ -47,6 +48,7 @@ class PushResult:
     recovered: bool
     dry_run: bool
     applied: tuple[str, ...] = ()
+    weights_of: int | None = None
     gave_up: bool = False
     added: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
@@ -68,7 +70,8 @@ class Subject:
 @dataclass(frozen=True, slots=True)
 class Ending:
     """What became of it: `head` is the version before, `place` that of the version that was published or is the same,
-    `changed` how many tensors and elements changed, `found` what else comparing two checkpoints found."""
+    `changed` how many tensors and elements changed, `found` what else comparing two checkpoints found,
+    `weights_of` which earlier version had these tensors."""
 
     kind: str
     head: Published | None
@@ -76,6 +79,7 @@ class Ending:
     target: State
     changed: tuple[int, int] = (0, 0)
     found: DiffResult | None = None
+    weights_of: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +122,7 @@ def push_result(
         anchor=anchor,
         recovered=recovered,
         dry_run=dry_run,
+        weights_of=ending.weights_of,
         added=found.added if found is not None else (),
         removed=found.removed if found is not None else (),
         renamed=found.renamed if found is not None else (),

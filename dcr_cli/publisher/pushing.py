@@ -20,7 +20,7 @@ from dcr_cli.publisher.outgoing import drop_outgoing
 from dcr_cli.publisher.publication import Publication
 from dcr_cli.publisher.push_result import PREPARED, SAME, Ending, PushResult, Sizes, Subject, push_result
 from dcr_cli.publisher.source import Source
-from dcr_cli.publisher.starting import Start, allowed_by
+from dcr_cli.publisher.starting import Start, allowed_by, weights_of
 from dcr_cli.receiver.install.gather import Effort
 from dcr_cli.remote.anchor import Anchor
 from dcr_cli.remote.history import ENCODINGS, History, encode_history, read_history
@@ -103,9 +103,10 @@ class Pushing:
         self._uploaded_bytes += sink.sent_bytes
         anchor = publication.anchor_before()
         changed = found.changed_tensors, found.changed_elements
+        weights = weights_of(publication.log, head, found.target.content)
         if self._options.prepare:
             commit_bytes = publication.prepare(sink.place, sink.commit, anchor)
-            ending = Ending(PREPARED, head, sink.place, found.target, changed, found)
+            ending = Ending(PREPARED, head, sink.place, found.target, changed, found, weights)
             return self._result(publication, ending, delta_bytes=sink.bytes, commit_bytes=commit_bytes)
         done = publication.commit(sink.place, sink.commit, anchor)
         self._move(baseline, done.published)
@@ -114,7 +115,7 @@ class Pushing:
                 self._add_anchor(publication.history, baseline, done.published)
             anchor = sink.place.version
         kind = DELTA if done.outcome is Outcome.WON else SAME
-        ending = Ending(kind, head, done.published.version.place, found.target, changed, found)
+        ending = Ending(kind, head, done.published.version.place, found.target, changed, found, weights)
         return self._result(publication, ending, delta_bytes=sink.bytes, commit_bytes=done.commit_bytes, anchor=anchor)
 
     def _add_anchor(self, history: str, baseline: Baseline, published: Published) -> None:
@@ -137,12 +138,14 @@ class Pushing:
             baseline.move_to(position_of(head, self._store.shown, self._author, self._options.trust))
             self.published = head
             return self._result(publication, Ending(SAME, head, head.version.place, state))
+        weights = weights_of(publication.log, head, state.content)
         sending = publication.anchor_sending(state)
         sent = self._send_anchor(source, AnchorPlan(history, sending.place, state), baseline)
         done = publication.commit(sending.place, _anchor_parts(sent.anchor, sent.data), sending.place.version)
         self._move(baseline, done.published)
         place = done.published.version.place
-        ending = Ending(ANCHOR if done.outcome is Outcome.WON else SAME, head, place, state)
+        kind = ANCHOR if done.outcome is Outcome.WON else SAME
+        ending = Ending(kind, head, place, state, weights_of=weights)
         size = sent.anchor.bytes + len(sent.data)
         return self._result(publication, ending, delta_bytes=size, commit_bytes=done.commit_bytes, anchor=place.version)
 

@@ -12,7 +12,7 @@ from dcr_cli.publisher.options import PushOptions
 from dcr_cli.publisher.publication import find_head
 from dcr_cli.publisher.push_result import SAME, Ending, PushResult, Sizes, Subject, push_result
 from dcr_cli.publisher.source import Source
-from dcr_cli.publisher.starting import Start, allowed_by
+from dcr_cli.publisher.starting import Start, allowed_by, weights_of
 from dcr_cli.receiver.install.gather import Effort
 from dcr_cli.remote.history import read_history
 from dcr_cli.remote.log import Log
@@ -39,7 +39,8 @@ def rehearse_push(store: Store, source: Source, options: PushOptions, effort: Ef
         ending = Ending(SAME, head, None, found.target)
     else:
         changed = found.changed_tensors, found.changed_elements
-        ending = Ending(DELTA, head, None, found.target, changed, found)
+        weights = weights_of(log, head, found.target.content)
+        ending = Ending(DELTA, head, None, found.target, changed, found, weights)
     subject = _subject(store, history.id, source)
     return push_result(subject, ending, sizes=Sizes(found.delta_bytes), dry_run=True)
 

@@ -95,6 +95,14 @@ class Start:
         return found
 
 
+def weights_of(log: Log, head: Published | None, content: bytes) -> int | None:
+    """The version before `head` that had the tensors which are published now: somebody goes back to it, or has taken
+    the wrong checkpoint. Those of `head` itself are no surprise."""
+    if head is None or head.version.target.content == content:
+        return None
+    return log.find_content(content, head.version.number - 1)
+
+
 def allowed_by(history: History, options: PushOptions) -> Allowed:
     """The encodings that a push may use; UsageError if it asks for others than the remote's."""
     wanted = options.encodings

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from dcr_cli.checkpoint.digest import State
 from dcr_cli.delta.line import COMMIT_LIMIT
-from dcr_cli.errors import DamagedError, NotFoundError, WrongBaseError
+from dcr_cli.errors import DamagedError, NotFoundError, UnsupportedError, WrongBaseError
 from dcr_cli.remote.history import read_history
 from dcr_cli.remote.keys import MOST_VERSION, commit_key
 from dcr_cli.remote.signing import Trust
@@ -120,6 +120,23 @@ class Log:
             if published.version.target == state:
                 return published
         return None
+
+    def find_content(self, content: bytes, newest: int) -> int | None:
+        """The newest of the last 64 versions that has the tensors of this content digest; None if none is known to.
+
+        A version that cannot be understood, or is signed by nobody who is trusted, is not known.
+        """
+        numbers = range(newest, max(0, newest - ADOPTED_VERSIONS), -1)
+        with ThreadPoolExecutor(_AT_ONCE, "dcr-log") as pool:
+            found = zip(numbers, pool.map(self._content_of, numbers), strict=True)
+            return next((number for number, known in found if known == content), None)
+
+    def _content_of(self, version: int) -> bytes | None:
+        try:
+            published = self.read(version, is_denied_absent=True)
+        except (DamagedError, UnsupportedError, WrongBaseError):
+            return None
+        return published.version.target.content if published is not None else None
 
     def following(self, published: Published, last: int) -> list[Published]:
         """The versions after `published` up to `last`, each of which names the commit before it.

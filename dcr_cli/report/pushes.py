@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 def push_lines(result: PushResult) -> Iterator[Line]:
     """Which version was published, and what it takes."""
     yield Line(_headline(result), "bold")
+    if result.kind == "anchor" and (result.version == 1 or not result.history):
+        yield note(f"{'would begin' if result.dry_run else 'begins'} a new history in {result.remote}")
+    if result.weights_of is not None:
+        yield note(f"these are the weights of version {result.weights_of}")
     if result.gave_up:
         yield note(f"gives up the prepared version {result.version}, which was another state")
     yield from form_note(result)
