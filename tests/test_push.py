@@ -429,6 +429,13 @@ def test_a_source_that_changes_is_not_published(steps: list[Path], remote: Path)
     assert push(steps[1], remote).version == 2
 
 
+def test_a_history_does_not_begin_where_a_disk_is_missing(steps: list[Path], tmp_path: Path) -> None:
+    for dry_run in (True, False):
+        with pytest.raises(NotFoundError, match="there is no folder"):
+            push(steps[0], tmp_path / "mount/run", dry_run=dry_run)
+    assert not (tmp_path / "mount").exists() and not (steps[0].parent / ".dcr-baseline").exists()
+
+
 def test_a_checkpoint_for_a_remote(steps: list[Path]) -> None:
     before = tree(steps[1])
     with pytest.raises(UsageError, match="is no remote"):

@@ -23,7 +23,7 @@ from dcr_cli.publisher.source import Source
 from dcr_cli.publisher.starting import Start, allowed_by, weights_of
 from dcr_cli.receiver.install.gather import Effort
 from dcr_cli.remote.anchor import Anchor
-from dcr_cli.remote.history import ENCODINGS, History, encode_history, read_history
+from dcr_cli.remote.history import ENCODINGS, History, check_can_begin, encode_history, read_history
 from dcr_cli.remote.keys import HISTORY_KEY, new_id
 from dcr_cli.remote.log import Log
 from dcr_cli.remote.version import ANCHOR, DELTA, AnchorParts, Published
@@ -65,6 +65,7 @@ class Pushing:
 
     def _begin_history(self) -> History:
         """Begin a history, unless somebody else is faster; the place of its baseline is known to be there before."""
+        check_can_begin(self._store)
         self._source.check_files(self._store.shown)
         own = History(new_id(), self._options.encodings or ENCODINGS, self._author.now(), self._author.publisher)
         if self._options.keeps_baseline:

@@ -14,7 +14,7 @@ from dcr_cli.publisher.push_result import SAME, Ending, PushResult, Sizes, Subje
 from dcr_cli.publisher.source import Source
 from dcr_cli.publisher.starting import Start, allowed_by, weights_of
 from dcr_cli.receiver.install.gather import Effort
-from dcr_cli.remote.history import read_history
+from dcr_cli.remote.history import check_can_begin, read_history
 from dcr_cli.remote.log import Log
 from dcr_cli.remote.version import ANCHOR, DELTA, Published
 from dcr_cli.store.store import Store
@@ -24,6 +24,7 @@ def rehearse_push(store: Store, source: Source, options: PushOptions, effort: Ef
     """Say what a push would publish; it raises what that would raise before it writes."""
     history = read_history(store, is_denied_absent=True)
     if history is None:
+        check_can_begin(store)
         return _whole(store, source, options)
     allowed = allowed_by(history, options)
     log = Log(store, history.id, options.trust)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from dcr_cli.checkpoint.digest import State
 from dcr_cli.delta.line import COMMIT_LIMIT
 from dcr_cli.errors import DamagedError, NotFoundError, UnsupportedError, WrongBaseError
-from dcr_cli.remote.history import read_history
+from dcr_cli.remote.history import check_folder, read_history
 from dcr_cli.remote.keys import MOST_VERSION, commit_key
 from dcr_cli.remote.signing import Trust
 from dcr_cli.remote.version import COMMIT_KIND, Published, check_follows, decode_version
@@ -105,6 +105,8 @@ class Log:
         if published is None:
             # Where not even this can be read, access denied says nothing of one commit.
             held = read_history(self._store)
+            if held is None:
+                check_folder(self._store)
             self._check_history(known, held.id if held is not None else self._history, seen_at)
             facts = f"its log ends below version {known.version}, which {seen_at} has seen"
             raise WrongBaseError(self._store.shown, facts, hint="give --version N to go back")
