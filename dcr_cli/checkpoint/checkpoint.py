@@ -6,6 +6,7 @@ It decides what is part of a checkpoint and reads it. It changes nothing and wri
 from __future__ import annotations
 
 import os
+import shlex
 import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -224,7 +225,8 @@ def _nothing_here(folder: Path, identities: dict[str, Identity], what: str) -> N
     hint = "a new folder, or an empty one, is what dcr pull fills"
     below = next((path for path in identities if path.endswith(SHARD_SUFFIX)), None)
     if below is not None:
-        facts, hint = f"{facts}, but {shown(below)} is below it", f"shards of ranks need --layout; {hint}"
+        facts = f"{facts}, but {shown(below)} is below it"
+        hint = f"did you mean {shlex.quote(str((folder / below).parent))}? shards of ranks need --layout; {hint}"
     return NotFoundError(f"{what} {folder}", facts, hint=hint)
 
 
