@@ -13,6 +13,7 @@ from dcr_cli.remote.signing import Trust
 from dcr_cli.remote.version import Version
 from dcr_cli.stopping import pause
 from dcr_cli.store.store import Store
+from dcr_cli.waiting import tell
 
 _FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 0.2, 5.0
 
@@ -50,13 +51,16 @@ def wait_for(store: Store, version: Version, quorum: Quorum, *, is_committed: bo
         names = _acknowledged(store, version, quorum, known)
         if len(names) >= quorum.count:
             return names
-        left = quorum.timeout_seconds - (quorum.clock() - began)
+        waited = quorum.clock() - began
+        left = quorum.timeout_seconds - waited
+        facts = f"{len(names)} of {quorum.count} receivers have {quorum.stage} version {version.number}"
         if left <= 0:
-            facts = f"{len(names)} of {quorum.count} receivers have {quorum.stage} version {version.number} in time"
+            facts += " in time"
             facts += "; it is published all the same" if is_committed else ""
             error = ConflictError(store.shown, facts, hint="dcr status says how far each receiver is")
             error.details = {"committed": is_committed}
             raise error
+        tell(store.shown, facts, waited_seconds=waited, left_seconds=left)
         quorum.sleep(min(wait, left))
         wait = min(2 * wait, _LONGEST_WAIT_SECONDS)
 
