@@ -27,6 +27,8 @@ from dcr_cli.store.store import Store
 
 __all__ = ["CommitResult", "commit"]
 
+_ANOTHER = "dcr push --prepare prepares another one"
+
 
 @dataclass(frozen=True, slots=True)
 class CommitResult:
@@ -96,8 +98,8 @@ def _is_version(store: Store, log: Log, place: Place) -> bool:
     """Whether what was prepared at a place exists; ConflictError if another version was faster."""
     there = log.read(place.version, is_denied_absent=True)
     if there is not None and there.version.place != place:
-        facts = f"version {place.version} was taken by {there.version.place.id}"
-        raise ConflictError(store.shown, facts, hint="push again")
+        facts = f"version {place.version} was taken by {there.version.place.id}, and what was prepared is given up"
+        raise ConflictError(store.shown, facts, hint=_ANOTHER)
     return there is not None
 
 
@@ -142,7 +144,11 @@ def _find_prepared(store: Store, log: Log, version: int | None) -> _Found:
         if read_decision(store, log.history, place) == ABORT:
             return _Found(place, None)
     facts = "no version is prepared" if version is None else f"no version {version} is prepared"
-    raise NotFoundError(store.shown, facts, hint="dcr push --prepare prepares one")
+    # What had been prepared before is given up by a push that publishes another state in its place.
+    made = next((place for place in places if log.read(place.version, is_denied_absent=True) is not None), None)
+    if made is not None:
+        facts += f": a push has published version {made.version}"
+    raise NotFoundError(store.shown, facts, hint=_ANOTHER)
 
 
 def _read_prepared(store: Store, place: Place) -> bytes | None:
@@ -151,7 +157,7 @@ def _read_prepared(store: Store, place: Place) -> bytes | None:
 
 def _given_up(store: Store, place: Place) -> ConflictError:
     facts = f"version {place.version} was given up"
-    return ConflictError(store.shown, facts, hint="dcr push --prepare prepares another one")
+    return ConflictError(store.shown, facts, hint=_ANOTHER)
 
 
 def _check_follows(store: Store, log: Log, prepared: Published) -> None:

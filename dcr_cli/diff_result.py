@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from dcr_cli.checkpoint.checkpoint import Checkpoint, FileDigest, Tensor
 from dcr_cli.checkpoint.digest import State
+from dcr_cli.checkpoint.parts import SIDECAR
 from dcr_cli.delta.encoding import Encoding
 from dcr_cli.delta.manifest import Manifest, TensorRow
 from dcr_cli.delta.output import Sink
@@ -38,9 +39,10 @@ class DiffRow:
 class DiffResult:
     """What two checkpoints differ in. Sizes are in bytes; `delta_bytes` is what the whole delta folder takes.
 
-    `not_read` are tensors that the target's layout skips, which are taken to be the base's. `encodings` are the changed
-    tensors of each encoding, `encoding_bytes` the bytes that their changes take in the delta. `output` is where it was
-    written or, for a dry run, would be.
+    `not_read` are tensors that the target's layout skips, which are taken to be the base's. `reshaped` are tensors of
+    another shape or dtype than in the base, `files_removed` files beside the shards that the target has no more.
+    `encodings` are the changed tensors of each encoding, `encoding_bytes` the bytes that their changes take in the
+    delta. `output` is where it was written or, for a dry run, would be.
     """
 
     tensors: int
@@ -53,9 +55,11 @@ class DiffResult:
     removed: tuple[str, ...]
     replaced: tuple[str, ...]
     renamed: tuple[tuple[str, str], ...]
+    reshaped: tuple[str, ...]
     moved: tuple[str, ...]
     files_changed: tuple[str, ...]
     not_read: tuple[str, ...]
+    files_removed: tuple[str, ...]
     base: State
     target: State
     encodings: dict[str, int]
@@ -116,9 +120,11 @@ def summarize(found: Compared, output: Sink) -> DiffResult:
         removed=tuple(gone),
         replaced=tuple(row.name for row in rows if row.kind == "replaced"),
         renamed=renamed,
+        reshaped=tuple(_reshaped(base, target)),
         moved=tuple(_moved(base, target)),
         files_changed=tuple(sorted(_changed_files(manifest, found.base_files))),
         not_read=target.not_read,
+        files_removed=tuple(file.path for file in _gone(manifest, found.base_files) if file.kind == SIDECAR),
         base=found.base_state,
         target=found.target_state,
         encodings=dict(encodings),
@@ -152,6 +158,14 @@ def _row(found: Compared, tensor: Tensor, row: TensorRow, changed: int) -> DiffR
     )
 
 
+def _reshaped(base: Checkpoint, target: Checkpoint) -> list[str]:
+    return [
+        tensor.name
+        for tensor in target.tensors
+        if (own := base.by_name.get(tensor.name)) is not None and (own.dtype, own.shape) != (tensor.dtype, tensor.shape)
+    ]
+
+
 def _moved(base: Checkpoint, target: Checkpoint) -> list[str]:
     """The tensors that lie in a shard of another name than before."""
     return [
@@ -163,6 +177,10 @@ def _moved(base: Checkpoint, target: Checkpoint) -> list[str]:
 
 
 def _changed_files(manifest: Manifest, base_files: Sequence[FileDigest]) -> list[str]:
-    kept = {(row.path, row.kind) for row in manifest.files}
-    gone = [file.path for file in base_files if (file.path, file.kind) not in kept]
+    gone = (file.path for file in _gone(manifest, base_files))
     return [*(row.path for row in manifest.files if row.runs), *gone]
+
+
+def _gone(manifest: Manifest, base_files: Sequence[FileDigest]) -> list[FileDigest]:
+    kept = {(row.path, row.kind) for row in manifest.files}
+    return [file for file in base_files if (file.path, file.kind) not in kept]

@@ -95,8 +95,8 @@ def reference_of_record(checkpoint: str | Path) -> Reference:
     ):
         raise LocalError(str(checkpoint), "has a record that this process may not read", hint="run as its owner")
     if record is None:
-        facts = "has no record of the state it should be in; only an apply leaves one"
-        hint = f"dcr verify {shlex.quote(str(checkpoint))} --delta DELTA, or --against CHECKPOINT"
+        facts = "has no record of the state it should be in; only an apply or a pull leaves one"
+        hint = f"dcr verify {shlex.quote(str(checkpoint))} --remote REMOTE, --delta DELTA or --against CHECKPOINT"
         raise NotFoundError(str(checkpoint), facts, hint=hint)
     return Reference(
         name=f"the state that {checkpoint} records",

@@ -377,6 +377,25 @@ def test_without_a_weight_map_all_shards_count(root: Path) -> None:
     assert open_checkpoint(root, skip=["other.safetensors"])
 
 
+@pytest.mark.parametrize(
+    ("name", "tensors"),
+    [
+        ("rank-1.safetensors", {"a": A}),
+        ("model-rank-1-part-0.safetensors", {"a": A}),
+        ("tp1.safetensors", {"a": A}),
+        ("other.safetensors", {"a": ("U8", (1,), b"a")}),
+        ("other.safetensors", {"a": ("U8", (2,), b"ax")}),
+        ("other.safetensors", {"a": A, "c": B}),
+    ],
+)
+def test_a_shard_that_is_no_second_copy_is_not_to_be_left_out(
+    root: Path, name: str, tensors: dict[str, TensorData]
+) -> None:
+    (root / INDEX).unlink()
+    (root / name).write_bytes(shard_bytes(tensors))
+    assert str(refusal(root).hint) == "shards of ranks need --layout"
+
+
 def test_the_same_tensor_in_two_mapped_shards(root: Path) -> None:
     (root / SECOND).write_bytes(shard_bytes({"b": B, "a": A}))
     assert f"{SECOND}: tensor a is in it and in {FIRST}" in str(refusal(root))

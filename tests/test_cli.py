@@ -153,6 +153,12 @@ def test_help(command: tuple[str, ...], run: Run) -> None:
         assert not command or all(o in ran.out for o in ("--json", "--quiet", "--verbose", "--no-progress", "--jobs"))
 
 
+@pytest.mark.parametrize("group", [(), ("layout",)])
+def test_the_list_of_commands_cuts_no_sentence(group: tuple[str, ...], run: Run) -> None:
+    listed = run(*group, "--help").out.partition("Commands:")[2].splitlines()
+    assert len(listed) > 5 and not [line for line in listed if line.endswith("...")]
+
+
 def test_the_list_of_commands_does_not_look_at_their_options(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """With many commands it would take too long."""
 
@@ -215,7 +221,7 @@ def test_hints_fit_the_command(run: Run, tiny_pair: tuple[Path, Path], delta: Pa
     assert is_failure(run("apply", base, target), 3, "is a checkpoint", "dcr apply DELTA CHECKPOINT")
     assert is_failure(run("apply", delta, base, "--to", base), 2, "the checkpoint itself", "leave out --to")
     assert is_failure(run("inspect", base / "none"), 3, "no such folder", "spelling")
-    assert is_failure(run("inspect", base.parent), 3, "holds no checkpoint", "dcr pull fills")
+    assert is_failure(run("inspect", base.parent), 3, "holds no checkpoint", f"did you mean {base}?")
     assert is_failure(run("apply", delta, base / "none"), 3, "no such folder", "spelling")
 
 

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 from dcr_cli import durable
+from dcr_cli.apply import apply
+from dcr_cli.diff import diff
 from dcr_cli.durable import Folder, NoRoomError, open_folder
 from dcr_cli.errors import ConflictError, DamagedError, LocalError, UnsupportedError
 from dcr_cli.receiver.room import free_bytes
@@ -341,6 +343,21 @@ class TestPowerLoss:
     def test_a_stop_raises_for_ever(self, folder: Folder) -> None:
         with pytest.raises(StoppedError), watching(_raise_stop):
             folder.sync()
+
+
+@pytest.mark.parametrize("command", ["apply", "diff"])
+def test_a_disk_that_is_mounted_read_only_is_called_so(
+    tiny_pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    base, target = tiny_pair
+    diff(base, target, tmp_path / "delta")
+    real = os.statvfs(tmp_path)
+    mounted = os.statvfs_result((*real[:8], os.ST_RDONLY, real[9]))
+    monkeypatch.setattr(os, "access", lambda *given, **more: False)
+    monkeypatch.setattr(os, "statvfs", lambda path: mounted)
+    with pytest.raises(LocalError, match="Read-only file system") as caught:
+        apply(tmp_path / "delta", base) if command == "apply" else diff(base, target, tmp_path / "other")
+    assert caught.value.hint == "its file system is mounted read-only; choose another place"
 
 
 def _raise_stop(kind: str, path: str, other: str) -> None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import pytest
 
-from dcr_cli.errors import DamagedError, DcrError, NotFoundError, TransportError, WrongBaseError
-from dcr_cli.remote.history import History, encode_history, read_history, require_history
+from dcr_cli.errors import DamagedError, DcrError, NotFoundError, TransportError, UsageError, WrongBaseError
+from dcr_cli.remote.history import History, check_can_begin, encode_history, read_history, require_history
 from dcr_cli.remote.keys import HISTORY_KEY, MOST_VERSION, commit_key, version_of_commit
 from dcr_cli.remote.log import Known, Log
 from dcr_cli.remote.signing import Trust
 from dcr_cli.store.backend import AbsentError, Answer, Backend, DeniedError
 from dcr_cli.store.memory import MemoryBackend
+from dcr_cli.store.opening import open_store
 from dcr_cli.store.store import Store
 from remotes import CREATED, HISTORY, OTHER_HISTORY, PUBLISHER, commit, signing_key, version, write_log
 from store_wrappers import DeniesTheAbsent, Wrapped
@@ -188,6 +190,27 @@ def test_trust_in_every_commit(store: Store) -> None:
     assert len(Log(store, HISTORY).following(log[0], 3)) == 2
     with pytest.raises(WrongBaseError, match=r"0000000002.json: is not signed by a trusted key"):
         trusting.following(log[0], 3)
+
+
+def test_a_folder_that_is_not_there_is_no_remote_without_versions(tmp_path: Path) -> None:
+    """A disk that is not mounted is no news of a log, and no place to begin one in."""
+    with open_store(tmp_path / "mount/run") as away:
+        with pytest.raises(NotFoundError, match=r"mount/run: no such folder"):
+            require_history(away)
+        with pytest.raises(NotFoundError, match=r"no such folder"):
+            Log(away, HISTORY).check_known(Known(HISTORY, 3, b""), "a receiver")
+        with pytest.raises(NotFoundError, match=r"there is no folder .*/mount to make it in") as caught:
+            check_can_begin(away)
+        assert f"mkdir -p {tmp_path}/mount" in str(caught.value.hint)
+        (tmp_path / "mount").mkdir()
+        check_can_begin(away)
+        (tmp_path / "mount/run").mkdir()
+        with pytest.raises(NotFoundError, match=r"holds no versions"):
+            require_history(away)
+        (tmp_path / "mount/run/model.safetensors").touch()
+        with pytest.raises(UsageError, match=r"is a checkpoint, and no remote") as swapped:
+            require_history(away)
+        assert "REMOTE comes first in dcr pull" in str(swapped.value.hint)
 
 
 def test_histories(store: Store) -> None:

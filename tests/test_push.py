@@ -307,6 +307,23 @@ def test_a_kept_checkpoint_as_base(steps: list[Path], remote: Path, tmp_path: Pa
     assert build_all(remote, tmp_path / "scratch") == [tree(step) for step in steps[:3]]
 
 
+def test_a_push_from_a_base_that_came_through_and_is_run_again(steps: list[Path], remote: Path, tmp_path: Path) -> None:
+    push(steps[0], remote)
+    push(steps[1], remote, base=steps[0])
+    before = snapshot(remote)["commits/0000000002.json"]
+    rehearsed = push(steps[1], remote, base=steps[0], dry_run=True)
+    again = push(steps[1], remote, base=steps[0])
+    assert [(each.kind, each.changed_elements) for each in (rehearsed, again)] == [("same", 0)] * 2
+    assert (again.version, commits(remote)[-1]["version"]) == (2, 2)
+    assert snapshot(remote)["commits/0000000002.json"] == before
+    hint = decode_hint((remote / "next.json").read_bytes())
+    assert hint is not None and (hint.place.version, hint.state) == (3, "given up")
+    assert push(steps[2], remote, base=steps[1]).version == 3
+    with pytest.raises(WrongBaseError, match="is not at version 3"):
+        push(steps[3], remote, base=steps[1])
+    assert build_all(remote, tmp_path / "scratch") == [tree(step) for step in steps[:3]]
+
+
 def test_a_base_that_is_not_there(steps: list[Path], remote: Path, tmp_path: Path) -> None:
     """Also where no base is needed yet."""
     with changing_nothing(tmp_path):
@@ -410,6 +427,13 @@ def test_a_source_that_changes_is_not_published(steps: list[Path], remote: Path)
         push(steps[1], remote, progress=touch)
     assert len(commits(remote)) == 1
     assert push(steps[1], remote).version == 2
+
+
+def test_a_history_does_not_begin_where_a_disk_is_missing(steps: list[Path], tmp_path: Path) -> None:
+    for dry_run in (True, False):
+        with pytest.raises(NotFoundError, match="there is no folder"):
+            push(steps[0], tmp_path / "mount/run", dry_run=dry_run)
+    assert not (tmp_path / "mount").exists() and not (steps[0].parent / ".dcr-baseline").exists()
 
 
 def test_a_checkpoint_for_a_remote(steps: list[Path]) -> None:

@@ -108,6 +108,8 @@ def test_a_base_that_is_kept(
         rehearsed = push(ranks[step], remote, layout=layout, dry_run=True, **base)  # type: ignore[arg-type]
         result = push(ranks[step], remote, layout=layout, **base)  # type: ignore[arg-type]
         assert (result.kind, result.version, result.target) == ("delta", step + 1, rehearsed.target)
+        again = push(ranks[step], remote, layout=layout, **base)  # type: ignore[arg-type]
+        assert (again.kind, again.version) == ("same", step + 1)
     assert build_all(remote, tmp_path / "scratch") == [tree(path) for path in dense]
 
 

@@ -101,6 +101,20 @@ def test_the_scripts_are_there() -> None:
         assert (ROOT / script).stat().st_mode & 0o111
 
 
+def test_a_set_of_packages_that_is_not_there(tmp_path: Path) -> None:
+    ran = subprocess.run(
+        [ROOT / "scripts/setup", "--into", tmp_path / "new", "nonsense"], capture_output=True, text=True, check=False
+    )
+    assert (ran.returncode, "there is no set nonsense; usage: " in ran.stderr) == (2, True)
+    assert not (tmp_path / "new").exists()
+
+
+def test_sets_of_packages_name_the_same_versions() -> None:
+    pins = [line for file in sorted((ROOT / "scripts").glob("requirements-*.txt")) for line in file.read_text().split()]
+    versions = dict(pin.split("==") for pin in pins if "==" in pin)
+    assert all(versions[name] == version for name, version in (pin.split("==") for pin in pins if "==" in pin))
+
+
 def test_the_tree_names_every_file() -> None:
     tree = next(block for block in blocks("text") if "dcr_cli/" in block)
     told = set(re.findall(r"[\w*]+(?:\.\w+)?(?= |,|$)", tree, re.MULTILINE))

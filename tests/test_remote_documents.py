@@ -371,9 +371,15 @@ def test_what_is_no_public_key(folder: Path) -> None:
         str(folder / "ssh"),
         str(folder / "rsa"),
         str(folder / "empty"),
-        str(folder / "no-such-file"),
+        "no-such-key",
     ):
         with pytest.raises(UsageError, match=r"--trusted-key .*is neither an Ed25519 public key nor a file"):
+            parse_public_key(text)
+
+
+def test_a_file_of_keys_that_is_not_there(folder: Path) -> None:
+    for text in (str(folder / "no-such-file"), "trainr.pub"):
+        with pytest.raises(UsageError, match=r"--trusted-key .*: no such file$"):
             parse_public_key(text)
 
 

@@ -23,6 +23,7 @@ from strategies import (
     tiny_tensors,
     with_changes,
     write_checkpoint,
+    write_tiny_steps,
 )
 
 
@@ -308,3 +309,10 @@ def test_it_writes_nothing(tiny_pair: tuple[Path, Path]) -> None:
     before = sorted(path for root in tiny_pair for path in root.rglob("*"))
     verify(tiny_pair[0], against=tiny_pair[1])
     assert sorted(path for root in tiny_pair for path in root.rglob("*")) == before
+
+
+def test_without_a_record_the_hint_names_all_ways(tmp_path: Path) -> None:
+    root = write_tiny_steps(tmp_path, 1)[0]
+    with pytest.raises(NotFoundError, match="only an apply or a pull leaves one") as caught:
+        verify(root)
+    assert caught.value.hint == f"dcr verify {root} --remote REMOTE, --delta DELTA or --against CHECKPOINT"

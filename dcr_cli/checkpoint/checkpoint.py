@@ -6,6 +6,7 @@ It decides what is part of a checkpoint and reads it. It changes nothing and wri
 from __future__ import annotations
 
 import os
+import shlex
 import stat
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dcr_cli.arguments import check_path
 from dcr_cli.checkpoint.digest import ObjectHasher, object_digest
+from dcr_cli.checkpoint.doubled import hint_about_doubled
 from dcr_cli.checkpoint.file_kinds import file_kind
 from dcr_cli.checkpoint.folder import Files, Identity, check_same, pattern_of, scan, skip_hint
 from dcr_cli.checkpoint.header import DTYPES, Dtype, Header, bytes_view, read_header
@@ -206,7 +208,7 @@ def open_checkpoint(
         sidecars = _find_sidecars(folder, identities, shard_paths, map_path, strangers)
         check_sets_complete(shard_paths, str(folder))
         shards = tuple(_read_shard(files, path, identities[path]) for path in shard_paths)
-    by_name = _find_tensors(folder, shards)
+        by_name = _find_tensors(files, shards)
     if weight_map is not None:
         shard_of = {tensor.name: shards[tensor.shard].path for tensor in by_name.values()}
         check_agreement(weight_map, shard_of, str(folder / str(map_path)))
@@ -251,7 +253,8 @@ def _nothing_here(folder: Path, identities: dict[str, Identity], what: str) -> N
     hint = "a new folder, or an empty one, is what dcr pull fills"
     below = next((path for path in identities if path.endswith(SHARD_SUFFIX)), None)
     if below is not None:
-        facts, hint = f"{facts}, but {shown(below)} is below it", f"shards of ranks need --layout; {hint}"
+        facts = f"{facts}, but {shown(below)} is below it"
+        hint = f"did you mean {shlex.quote(str((folder / below).parent))}? shards of ranks need --layout; {hint}"
     return NotFoundError(f"{what} {folder}", facts, hint=hint)
 
 
@@ -349,7 +352,7 @@ def _read_shard(files: Files, path: str, identity: Identity) -> Shard:
         return Shard(path, read_header(fd, str(files.root / path)), identity.size)
 
 
-def _find_tensors(folder: Path, shards: tuple[Shard, ...]) -> dict[str, Tensor]:
+def _find_tensors(files: Files, shards: tuple[Shard, ...]) -> dict[str, Tensor]:
     by_name: dict[str, Tensor] = {}
     for number, shard in enumerate(shards):
         data_begin = len(shard.header.raw)
@@ -365,7 +368,6 @@ def _find_tensors(folder: Path, shards: tuple[Shard, ...]) -> dict[str, Tensor]:
             other = by_name.setdefault(entry.name, tensor)
             if other is not tensor:
                 facts = f"tensor {shown(entry.name)} is in it and in {shown(shards[other.shard].path)}"
-                hint = "shards of ranks need --layout; a second copy of the weights goes out: "
-                hint += skip_hint(pattern_of(shard.path))
-                raise DamagedError(str(folder / shard.path), facts, hint=hint)
+                hint = hint_about_doubled(files, {each.path: each.header for each in shards}, shard.path)
+                raise DamagedError(str(files.root / shard.path), facts, hint=hint)
     return by_name

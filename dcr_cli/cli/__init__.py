@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from dcr_cli import process
+from dcr_cli import process, waiting
 from dcr_cli.cli import layouts, local, publishing, receiving, tending  # noqa: F401  # Their commands register themselves.
 from dcr_cli.cli.options import commands
 from dcr_cli.cli.parsing import before_dashes, command_in, parse
@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     session = Session(command_in(given), Options(json="--json" in before_dashes(given)))
     try:
         process.prepare_streams()
-        with process.signals_raised():
+        with process.signals_raised(), waiting.heard_by(session.hear_wait):
             work = parse(given, session)
             if work is not None:
                 return work()

@@ -15,7 +15,7 @@ from dcr_cli.cli.session import Session
 from dcr_cli.errors import UsageError
 
 GROUP = "layout"
-groups[GROUP] = "Layouts: how tensors in the shards of ranks relate to those of a checkpoint."
+groups[GROUP] = "Say, check and make what shards of ranks are parts of."
 
 Output = Annotated[
     str | None, typer.Option("--output", "-o", metavar="FILE", help="Write the layout to this new file.")
@@ -41,7 +41,7 @@ def show(
     tensors: Tensors = False,
     skip: Skip = None,
 ) -> int:
-    """Say what a layout holds: tensors, shards, boxes, padding, rules."""
+    """Say what a layout holds. Tensors, shards, boxes, padding, rules."""
     from dcr_cli.layouts import show_layout
     from dcr_cli.report import layouts
 
@@ -76,7 +76,7 @@ def check(
     skip: Skip = None,
     function: Function = None,
 ) -> int:
-    """Check that a layout owns every element exactly once, and that shards are those that it tells of; 4 if not."""
+    """Check a layout, and shards with it. Each element is owned once, the shards are those it tells of; 4 if not."""
     from dcr_cli.layouts import check_layout
     from dcr_cli.report import layouts
 
@@ -104,7 +104,7 @@ def compose(
     output: Output = None,
     tensors: Tensors = False,
 ) -> int:
-    """Compose two layouts into the one that leads where FIRST and then SECOND lead.
+    """Compose two layouts into one. It leads where FIRST and then SECOND lead.
 
     Such as: dcr layout compose engine.json ranks-of-engine.json -o ranks.json, where the tensors that engine.json makes
     of the checkpoint's are those that ranks-of-engine.json divides between ranks.
@@ -187,7 +187,7 @@ def megatron(
     output: Output = None,
     tensors: Tensors = False,
 ) -> int:
-    """Make the layout of the shards of Megatron-Core's ranks, of a model like BASE."""
+    """Make the layout of Megatron-Core's ranks. Of the shards of a model like BASE."""
     from dcr_cli.families import megatron_layout
     from dcr_cli.report import layouts
 
@@ -293,7 +293,7 @@ def vllm_sharded_state(
     output: Output = None,
     tensors: Tensors = False,
 ) -> int:
-    """Make the layout of the files that vLLM saves as sharded_state, of a model like BASE."""
+    """Make the layout of vLLM's sharded_state. Of the files that it saves of a model like BASE."""
     from dcr_cli.families import vllm_layout
     from dcr_cli.report import layouts
 
@@ -330,7 +330,7 @@ def probe(
     output: Output = None,
     tensors: Tensors = False,
 ) -> int:
-    """Derive the layout of a loader, by having it load checkpoints whose values say where they come from.
+    """Derive the layout of any loader. It loads checkpoints whose values say where they come from.
 
     It returns tensors by name, or by file and name, of NumPy or PyTorch. BF16 may be NumPy's uint16, and a dtype of
     F8 its uint8, with the same bits, if BASE has no other dtype that these could be.

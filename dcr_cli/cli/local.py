@@ -44,9 +44,9 @@ def diff(
     base_layout: Annotated[str | None, typer.Option("--base-layout", metavar="FILE", help="The same for BASE.")] = None,
     function: Function = None,
 ) -> int:
-    """Find the changes from BASE to TARGET, bit for bit, and with -o write them as a delta."""
+    """Find what changed from BASE to TARGET, bit for bit. With -o it is written as a delta."""
     from dcr_cli.diff import diff as run
-    from dcr_cli.report import people
+    from dcr_cli.report import diffs
 
     where = path_of(output, "--output") if output is not None else None
     with session.progress() as progress:
@@ -66,7 +66,7 @@ def diff(
     session.note_idle(skip, base, target)
     return session.finish(
         result,
-        lambda: people.diff_lines(result, stat=stat),
+        lambda: diffs.diff_lines(result, stat=stat),
         answer=result.same or not exit_code,
         leave_out=() if stat else ("rows",),
     )
@@ -93,7 +93,7 @@ def apply(
     skip: Skip = None,
     layout: Layout = None,
 ) -> int:
-    """Bring CHECKPOINT from a delta's base to its target, byte for byte; safe to stop and to run again.
+    """Bring CHECKPOINT from a delta's base to its target. Byte for byte; safe to stop and to run again.
 
     Several deltas, each starting where the one before ends, are applied in one pass.
     """
@@ -154,7 +154,7 @@ def verify(
     storage_option: StorageOption = None,
     limit_rate: LimitRate = None,
 ) -> int:
-    """Read every byte of CHECKPOINT and say whether it holds what it should, 1 if not; or check a remote, 4 if not."""
+    """Say whether CHECKPOINT, or a remote, is what it should be. Reads every byte; 1 if not, of a remote 4."""
     pairs = (("--against", against), ("--delta", delta), ("--remote", remote))
     given = [name for name, each in pairs if each is not None]
     if len(given) > 1:
@@ -227,7 +227,7 @@ def show(
     storage_option: StorageOption = None,
     limit_rate: LimitRate = None,
 ) -> int:
-    """Check a delta and say what it holds: its states, sizes, encodings, and the tensors that changed most."""
+    """Check a delta and say what it holds. Its states, sizes, encodings, and the tensors that changed most."""
     from dcr_cli.report import people, remotes
     from dcr_cli.show import show as run
     from dcr_cli.show_result import ShowResult
@@ -260,7 +260,7 @@ def inspect(
     layout: Layout = None,
     function: Function = None,
 ) -> int:
-    """Say what a checkpoint holds: shards, tensors, dtypes, sidecars, and with --digest its state."""
+    """Say what a checkpoint holds. Shards, tensors, dtypes, sidecars, and with --digest its state."""
     from dcr_cli.inspect import inspect as run
     from dcr_cli.report import people
 

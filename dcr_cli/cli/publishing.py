@@ -29,7 +29,7 @@ from dcr_cli.cli.ranks import rank_of
 from dcr_cli.cli.session import Session
 from dcr_cli.errors import UsageError
 
-Timeout = Annotated[str, typer.Option("--timeout", metavar="DURATION", help="How long to wait for receivers.")]
+Timeout = Annotated[str, typer.Option("--timeout", metavar="DURATION", help="How long to wait: 30s, 15m, 2h.")]
 SignKey = Annotated[str | None, typer.Option("--sign-key", metavar="FILE", help="Sign with this Ed25519 private key.")]
 
 
@@ -103,7 +103,7 @@ def push(
     storage_option: StorageOption = None,
     limit_rate: LimitRate = None,
 ) -> int:
-    """Publish CHECKPOINT as the next version of REMOTE: only what changed; safe to stop and to run again."""
+    """Publish CHECKPOINT as the next version of REMOTE. Only what changed is sent; safe to stop and to run again."""
     from dcr_cli.push import push as run
     from dcr_cli.report import pushes
 
@@ -219,7 +219,7 @@ def commit(
     single_writer: SingleWriter = False,
     storage_option: StorageOption = None,
 ) -> int:
-    """Make the version exist that push --prepare has prepared, once enough receivers have staged it."""
+    """Make a version exist that push --prepare has prepared. With --quorum once so many receivers have staged it."""
     from dcr_cli.commit import commit as run
     from dcr_cli.report import pushes
 
@@ -249,7 +249,7 @@ def anchor(
     storage_option: StorageOption = None,
     limit_rate: LimitRate = None,
 ) -> int:
-    """Add the files of CHECKPOINT, which is at a version of REMOTE, as they are: a way in for new receivers."""
+    """Add the files of a version of REMOTE as they are. CHECKPOINT is at that version; new receivers begin there."""
     from dcr_cli.anchor import anchor as run
     from dcr_cli.report import pushes
 

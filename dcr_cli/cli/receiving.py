@@ -56,7 +56,7 @@ def pull(
         str | None, typer.Option("--exec", metavar="CMD", help="Run this shell command when the bytes are in place.")
     ] = None,
     hook_timeout: Annotated[
-        str, typer.Option("--exec-timeout", metavar="DURATION", help="How long it may take.")
+        str, typer.Option("--exec-timeout", metavar="DURATION", help="How long it may take: 30s, 15m.")
     ] = "15m",
     dry_run: Annotated[
         bool, typer.Option("--dry-run", "-n", help="Say the way and its bytes; change nothing.")
@@ -65,7 +65,7 @@ def pull(
     storage_option: StorageOption = None,
     limit_rate: LimitRate = None,
 ) -> int:
-    """Bring CHECKPOINT to the newest version of REMOTE, byte for byte; safe to stop and to run again."""
+    """Bring CHECKPOINT to the newest version of REMOTE. Byte for byte; safe to stop and to run again."""
     if in_place and aside:
         raise UsageError("pull", "--in-place and --aside exclude each other", hint="dcr pull --help")
     if keep_previous and not aside:

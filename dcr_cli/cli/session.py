@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     from dcr_cli.report.people import Line
     from dcr_cli.report.progress import Progress
+    from dcr_cli.report.waits import Waits
+    from dcr_cli.waiting import Wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,7 @@ class Session:
     started: float = field(default_factory=time.monotonic)
     text: str = ""  # What to print when there is no work: a help page, the version.
     left_by_stop: Callable[[], str] | None = None  # Says what a stop has left, once there is something to say.
+    _waits: Waits | None = None
 
     @property
     def jobs(self) -> int:
@@ -53,6 +56,16 @@ class Session:
         from dcr_cli.report.progress import Progress
 
         return Progress(shown=not (self.options.no_progress or self.options.quiet))
+
+    def hear_wait(self, wait: Wait) -> None:
+        """Say on standard error what is waited for for long, unless nobody wants to see that anything goes on."""
+        if self.options.no_progress or self.options.quiet:
+            return
+        if self._waits is None:
+            from dcr_cli.report.waits import Waits
+
+            self._waits = Waits(process.complain)
+        self._waits.hear(wait)
 
     def finish(
         self,

@@ -23,7 +23,7 @@ def log(
     trusted_key: TrustedKey = None,
     storage_option: StorageOption = None,
 ) -> int:
-    """List the versions of REMOTE, the newest first, each proven to follow the one before."""
+    """List the versions of REMOTE, the newest first. Each is proven to follow the one before."""
     if show_all and lines is not None:
         raise UsageError("log", "--all and --lines exclude each other", hint="leave one of them out")
     from dcr_cli.log import LINES, log as run
@@ -45,7 +45,7 @@ def status(
     trusted_key: TrustedKey = None,
     storage_option: StorageOption = None,
 ) -> int:
-    """Say how REMOTE is: its newest version, what is being made, how far the receivers are, and what lies there."""
+    """Say how REMOTE is, and how far its receivers are. Its newest version, what is being made, and what lies there."""
     from dcr_cli.report import remotes
     from dcr_cli.status import status as run
 
@@ -61,16 +61,16 @@ def prune(
         int | None, typer.Option("--keep", metavar="N", help="Keep the newest N versions. [default: 64]")
     ] = None,
     keep_within: Annotated[
-        str, typer.Option("--keep-within", metavar="DURATION", help="Keep what is younger.")
+        str, typer.Option("--keep-within", metavar="DURATION", help="Keep what is younger: 24h, 7d.")
     ] = "24h",
     lease: Annotated[
-        str, typer.Option("--lease", metavar="DURATION", help="Keep what receivers need that were seen within it.")
+        str, typer.Option("--lease", metavar="DURATION", help="Keep what receivers need that were seen within it: 7d.")
     ] = "7d",
     dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Say what would go; remove nothing.")] = False,
     single_writer: SingleWriter = False,
     storage_option: StorageOption = None,
 ) -> int:
-    """Remove from REMOTE what nobody needs any more; safe beside pushes and pulls, and to stop and run again."""
+    """Remove from REMOTE what nobody needs any more. Safe beside pushes and pulls, and to stop and run again."""
     from dcr_cli.prune import KEEP, prune as run
     from dcr_cli.report import remotes
 

@@ -23,7 +23,7 @@ from dcr_cli.checkpoint.names import shown
 from dcr_cli.delta.commit import Commit, encode_commit
 from dcr_cli.delta.manifest import Manifest, encode_digests, encode_manifest
 from dcr_cli.delta.payload import PayloadWriter
-from dcr_cli.durable import Folder, open_folder
+from dcr_cli.durable import Folder, check_mounted_to_write, open_folder
 from dcr_cli.errors import ConflictError, DcrError, LocalError, UsageError
 from dcr_cli.locking import LockedFolder, lock_folder
 
@@ -167,6 +167,7 @@ class DeltaOutput:
         changed = place if place.exists() else place.parent
         # Whoever was writing there may just have removed it; then it is made anew.
         if not os.access(changed, os.W_OK | os.X_OK, effective_ids=True) and changed.exists():
+            check_mounted_to_write(changed, "cannot be written into")
             facts = f"this process may not write into {shown(str(changed))}"
             raise LocalError(str(self.name), facts, hint=_ELSEWHERE)
 

@@ -8,7 +8,7 @@ links, so nothing is ever written outside it.
 
 from dcr_cli.durable.file import PRIVATE_FILE_MODE, File, may_give_owner
 from dcr_cli.durable.folder import NEW_FILE_MODE, NEW_FOLDER_MODE, PRIVATE_FOLDER_MODE, Folder, open_folder
-from dcr_cli.durable.steps import NoRoomError, hooks, translating
+from dcr_cli.durable.steps import NoRoomError, check_mounted_to_write, hooks, translating
 
 __all__ = [
     "NEW_FILE_MODE",
@@ -18,6 +18,7 @@ __all__ = [
     "File",
     "Folder",
     "NoRoomError",
+    "check_mounted_to_write",
     "hooks",
     "may_give_owner",
     "open_folder",

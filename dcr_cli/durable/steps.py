@@ -6,6 +6,7 @@ Nothing here changes anything.
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -48,6 +49,15 @@ def translating(path: Path, facts: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise translated(error, path, facts) from error
+
+
+def check_mounted_to_write(path: Path, facts: str) -> None:
+    """Raise LocalError if what may not be changed at `path` is a file system that is mounted read-only: no right, and
+    no other user, helps there."""
+    with translating(path, "its file system cannot be looked at"):
+        flags = os.statvfs(path).f_flag
+    if flags & os.ST_RDONLY:
+        raise translated(OSError(errno.EROFS, os.strerror(errno.EROFS)), path, facts)
 
 
 def translated(error: OSError, path: Path, facts: str) -> LocalError | DamagedError:

@@ -121,7 +121,7 @@ class PartBase:
             except IncompleteError:
                 return None
 
-        facts = f"the baseline {self._path} is not at version {head.version.number} in time"
+        facts = f"the baseline {self._path} is not at version {head.version.number}"
         return self._options.patience.wait(look, lambda: too_late(self._store, facts))
 
     def check_unmoved(self, commit: bytes) -> None:

@@ -26,6 +26,7 @@ from dcr_cli.remote.signing import Trust
 from dcr_cli.remote.version import Published, decode_version
 from dcr_cli.stopping import pause
 from dcr_cli.store.store import Store
+from dcr_cli.waiting import tell
 
 Found = TypeVar("Found")
 
@@ -47,9 +48,14 @@ class Patience:
             found = look()
             if found is not None:
                 return found
-            left = self.timeout_seconds - (self.clock() - began)
+            waited = self.clock() - began
+            left = self.timeout_seconds - waited
+            error = missing()
             if left <= 0:
-                raise missing()
+                error.facts = f"{error.facts}, and time is up"
+                error.args = (f"{error.what}: {error.facts}",)
+                raise error
+            tell(error.what, error.facts, waited_seconds=waited, left_seconds=left)
             self.sleep(min(wait, left))
             wait = min(2 * wait, _LONGEST_WAIT_SECONDS)
 
@@ -81,7 +87,7 @@ def wait_for_parts(store: Store, attempt: Attempt, trust: Trust, patience: Patie
     def missing() -> ConflictError:
         ranks = [str(rank) for rank in range(attempt.ranks) if rank not in found]
         more = f" and {len(ranks) - 10} more" if len(ranks) > 10 else ""
-        facts = f"{len(found)} of {attempt.ranks} parts are there in time, not those of ranks {', '.join(ranks[:10])}"
+        facts = f"{len(found)} of {attempt.ranks} parts are there, not those of ranks {', '.join(ranks[:10])}"
         return too_late(store, facts + more)
 
     return patience.wait(look, missing)
@@ -104,7 +110,7 @@ def wait_for_end(store: Store, log: Log, attempt: Attempt, patience: Patience) -
         data = store.get(key, most_bytes=COMMIT_LIMIT, is_denied_absent=True)
         return Ended("prepared", decode_version(data, place.version, f"{store.shown}/{key}")) if data else None
 
-    return patience.wait(look, lambda: too_late(store, "rank 0 has not committed the version in time"))
+    return patience.wait(look, lambda: too_late(store, "rank 0 has not committed the version"))
 
 
 def _read_part(store: Store, attempt: Attempt, rank: int, trust: Trust) -> PartTable | None:

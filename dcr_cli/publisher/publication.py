@@ -54,18 +54,18 @@ class Publication:
 
     def __init__(self, store: Store, log: Log, home: Folder, author: Author) -> None:
         self._store = store
-        self._log = log
+        self.log = log
         self._home = home
         self._author = author
         self.head: Published | None = None
 
     @property
     def history(self) -> str:
-        return self._log.history
+        return self.log.history
 
     def find_head(self, position: Position | None, seen_at: str) -> Published | None:
         """Read where the log stands, and go on from there."""
-        self.head = find_head(self._log, position, seen_at)
+        self.head = find_head(self.log, position, seen_at)
         return self.head
 
     def find_own(self) -> Published | None:
@@ -75,19 +75,26 @@ class Publication:
             return None
         number = self.head.version.number if self.head is not None else 0
         if sending.history == self.history and sending.place.version <= number:
-            published = self._log.require(sending.place.version)
+            published = self.log.require(sending.place.version)
             if published.version.place == sending.place:
                 return published
         if sending.history != self.history or sending.place.version <= number:
             drop_outgoing(self._home)
         return None
 
-    def check_decided(self) -> None:
-        """Raise ConflictError if this publisher has prepared a version which nobody has committed yet, or given up."""
+    def prepared(self) -> Place | None:
+        """The version that this publisher has prepared and nobody has committed yet, or given up, if there is one."""
         sending = read_sending(self._home)
         if sending is None or not was_prepared(self._home) or self._is_given_up(sending):
+            return None
+        return sending.place
+
+    def check_decided(self) -> None:
+        """Raise ConflictError if this publisher has prepared a version which nobody has committed yet, or given up."""
+        place = self.prepared()
+        if place is None:
             return
-        number = sending.place.version
+        number = place.version
         facts = f"version {number} is prepared, and nobody has committed it or given it up"
         hint = f"dcr commit {shlex.quote(self._store.shown)} {number}, or the same with --abort, comes first"
         raise ConflictError(self._store.shown, facts, hint=hint)
@@ -179,11 +186,18 @@ class Publication:
         try:
             if was_prepared(self._home):
                 self.decide(place)
-            outcome, published = create_commit(self._store, self._log, data, place.version)
+            outcome, published = create_commit(self._store, self.log, data, place.version)
         except ConflictError:
             drop_outgoing(self._home)
             raise
         return Committed(published, outcome, len(data))
+
+    def give_up(self, place: Place) -> None:
+        """Let go of a version, some of which may be sent, that nobody is to get."""
+        sending = read_sending(self._home)
+        if sending is not None and sending.place == place:
+            drop_outgoing(self._home)
+            write_hint(self._store, self._hint(place, GIVEN_UP))
 
     def decide(self, place: Place) -> None:
         """Decide that a version which may be prepared is committed; ConflictError if it was given up."""

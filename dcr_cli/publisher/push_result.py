@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from dcr_cli.checkpoint.checkpoint import Tensor
 from dcr_cli.checkpoint.digest import State
+from dcr_cli.diff_result import DiffResult
 from dcr_cli.remote.keys import Place
 from dcr_cli.remote.version import ANCHOR, Published
 
@@ -23,6 +24,9 @@ class PushResult:
     what this run sent, an anchor that was due included. `anchor` is the newest version that has an anchor, and
     `applied` are the receivers that were waited for. `recovered`: what a stopped push had published was taken over.
     `not_read` are tensors that the layout of CHECKPOINT skips, which were published as the version before has them.
+    `weights_of` is an earlier version, not the one before, that had these very tensors, if one is known. `gave_up`:
+    another state had been prepared as this version. `added` to `files_removed` are, as `dcr diff` has them,
+    what has another form than in the version before.
     """
 
     remote: str
@@ -46,6 +50,13 @@ class PushResult:
     dry_run: bool
     applied: tuple[str, ...] = ()
     not_read: tuple[str, ...] = ()
+    weights_of: int | None = None
+    gave_up: bool = False
+    added: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    renamed: tuple[tuple[str, str], ...] = ()
+    reshaped: tuple[str, ...] = ()
+    files_removed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +73,16 @@ class Subject:
 @dataclass(frozen=True, slots=True)
 class Ending:
     """What became of it: `head` is the version before, `place` that of the version that was published or is the same,
-    `changed` how many tensors and elements changed."""
+    `changed` how many tensors and elements changed, `found` what else comparing two checkpoints found,
+    `weights_of` which earlier version had these tensors."""
 
     kind: str
     head: Published | None
     place: Place | None
     target: State
     changed: tuple[int, int] = (0, 0)
+    found: DiffResult | None = None
+    weights_of: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +103,7 @@ def push_result(
     dry_run: bool = False,
 ) -> PushResult:
     """Put together what a push came to."""
-    head, place = ending.head, ending.place
+    head, place, found = ending.head, ending.place, ending.found
     starts_from = head.version if head is not None and ending.kind != ANCHOR else None
     return PushResult(
         remote=subject.remote,
@@ -112,4 +126,10 @@ def push_result(
         recovered=recovered,
         dry_run=dry_run,
         not_read=subject.not_read,
+        weights_of=ending.weights_of,
+        added=found.added if found is not None else (),
+        removed=found.removed if found is not None else (),
+        renamed=found.renamed if found is not None else (),
+        reshaped=found.reshaped if found is not None else (),
+        files_removed=found.files_removed if found is not None else (),
     )

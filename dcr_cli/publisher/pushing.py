@@ -5,6 +5,7 @@ Where it starts from is starting.py's matter, what a dry run says rehearsing.py'
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 from dcr_cli.checkpoint.checkpoint import Checkpoint, open_checkpoint
@@ -19,10 +20,10 @@ from dcr_cli.publisher.outgoing import drop_outgoing
 from dcr_cli.publisher.publication import Publication
 from dcr_cli.publisher.push_result import PREPARED, SAME, Ending, PushResult, Sizes, Subject, push_result
 from dcr_cli.publisher.source import Source
-from dcr_cli.publisher.starting import Start, allowed_by
+from dcr_cli.publisher.starting import Start, allowed_by, weights_of
 from dcr_cli.receiver.install.gather import Effort
 from dcr_cli.remote.anchor import Anchor
-from dcr_cli.remote.history import ENCODINGS, History, encode_history, read_history
+from dcr_cli.remote.history import ENCODINGS, History, check_can_begin, encode_history, read_history
 from dcr_cli.remote.keys import HISTORY_KEY, new_id
 from dcr_cli.remote.log import Log
 from dcr_cli.remote.version import ANCHOR, DELTA, AnchorParts, Published
@@ -53,15 +54,20 @@ class Pushing:
             publication = Publication(self._store, log, baseline.home, self._author)
             head = publication.find_head(baseline.position(), f"the baseline {baseline.path}")
             self._recover(publication, baseline)
+            prepared = publication.prepared()
             if head is None or self._options.no_delta:
-                return self._publish_anchor(publication, baseline)
-            start = Start(self._store, log, self._source, self._options, self._effort, allowed)
-            return self._publish_delta(publication, baseline, start)
+                result = self._publish_anchor(publication, baseline)
+            else:
+                start = Start(self._store, log, self._source, self._options, self._effort, allowed)
+                result = self._publish_delta(publication, baseline, start)
+        is_other = prepared is not None and result.version == prepared.version and result.id != prepared.id
+        return replace(result, gave_up=is_other)
 
     def _begin_history(self) -> History:
         """Begin a history, unless somebody else is faster; before it is known that its baseline can be made. That
         begins when the store has been tried: until then each try would leave one, of a history that never came to be.
         """
+        check_can_begin(self._store)
         self._source.check_files(self._store.shown)
         own = History(new_id(), self._options.encodings or ENCODINGS, self._author.now(), self._author.publisher)
         if self._options.keeps_baseline:
@@ -95,15 +101,18 @@ class Pushing:
         assert head is not None
         base = start.base(baseline, head)
         sink, found = publication.send(partial(start.compare, base=base, head=head), self._effort.jobs)
-        if found.same:
+        if found.target == head.version.target:
+            if not found.same:
+                publication.give_up(sink.place)
             self.published = head
             return self._result(publication, Ending(SAME, head, head.version.place, found.target))
         self._uploaded_bytes += sink.sent_bytes
         anchor = publication.anchor_before()
         changed = found.changed_tensors, found.changed_elements
+        weights = weights_of(publication.log, head, found.target.content)
         if self._options.prepare:
             commit_bytes = publication.prepare(sink.place, sink.commit, anchor)
-            ending = Ending(PREPARED, head, sink.place, found.target, changed)
+            ending = Ending(PREPARED, head, sink.place, found.target, changed, found, weights)
             return self._result(publication, ending, delta_bytes=sink.bytes, commit_bytes=commit_bytes)
         done = publication.commit(sink.place, sink.commit, anchor)
         self._move(baseline, done.published)
@@ -112,7 +121,7 @@ class Pushing:
                 self._add_anchor(publication.history, baseline, done.published)
             anchor = sink.place.version
         kind = DELTA if done.outcome is Outcome.WON else SAME
-        ending = Ending(kind, head, done.published.version.place, found.target, changed)
+        ending = Ending(kind, head, done.published.version.place, found.target, changed, found, weights)
         return self._result(publication, ending, delta_bytes=sink.bytes, commit_bytes=done.commit_bytes, anchor=anchor)
 
     def _add_anchor(self, history: str, baseline: Baseline, published: Published) -> None:
@@ -135,12 +144,14 @@ class Pushing:
             baseline.move_to(position_of(head, self._store.shown, self._author, self._options.trust))
             self.published = head
             return self._result(publication, Ending(SAME, head, head.version.place, state))
+        weights = weights_of(publication.log, head, state.content)
         sending = publication.anchor_sending(state)
         sent = self._send_anchor(source, AnchorPlan(history, sending.place, state), baseline)
         done = publication.commit(sending.place, _anchor_parts(sent.anchor, sent.data), sending.place.version)
         self._move(baseline, done.published)
         place = done.published.version.place
-        ending = Ending(ANCHOR if done.outcome is Outcome.WON else SAME, head, place, state)
+        kind = ANCHOR if done.outcome is Outcome.WON else SAME
+        ending = Ending(kind, head, place, state, weights_of=weights)
         size = sent.anchor.bytes + len(sent.data)
         return self._result(publication, ending, delta_bytes=size, commit_bytes=done.commit_bytes, anchor=place.version)
 

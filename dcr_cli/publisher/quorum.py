@@ -14,6 +14,7 @@ from dcr_cli.remote.signing import Trust
 from dcr_cli.remote.version import Version
 from dcr_cli.stopping import pause
 from dcr_cli.store.store import Store
+from dcr_cli.waiting import tell
 
 _FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 0.2, 5.0
 
@@ -59,14 +60,17 @@ def wait_for(
             return names
         if is_settled is not None and is_settled():
             return names
-        left = quorum.timeout_seconds - (quorum.clock() - began)
+        waited = quorum.clock() - began
+        left = quorum.timeout_seconds - waited
+        facts = f"{len(names)} of {quorum.count} receivers have {quorum.stage} version {version.number}"
         if left <= 0:
-            facts = f"{len(names)} of {quorum.count} receivers have {quorum.stage} version {version.number} in time"
+            facts += " in time"
             facts += "; it is published all the same" if is_settled is None else ""
             hint = f"dcr status {shlex.quote(store.shown)} says how far each receiver is"
             error = ConflictError(store.shown, facts, hint=hint)
             error.details = {"committed": is_settled is None}
             raise error
+        tell(store.shown, facts, waited_seconds=waited, left_seconds=left)
         quorum.sleep(min(wait, left))
         wait = min(2 * wait, _LONGEST_WAIT_SECONDS)
 

@@ -12,9 +12,9 @@ from dcr_cli.publisher.options import PushOptions
 from dcr_cli.publisher.publication import find_head
 from dcr_cli.publisher.push_result import SAME, Ending, PushResult, Sizes, Subject, push_result
 from dcr_cli.publisher.source import Source
-from dcr_cli.publisher.starting import Start, allowed_by
+from dcr_cli.publisher.starting import Start, allowed_by, weights_of
 from dcr_cli.receiver.install.gather import Effort
-from dcr_cli.remote.history import read_history
+from dcr_cli.remote.history import check_can_begin, read_history
 from dcr_cli.remote.log import Log
 from dcr_cli.remote.version import ANCHOR, DELTA, Published
 from dcr_cli.store.store import Store
@@ -24,6 +24,7 @@ def rehearse_push(store: Store, source: Source, options: PushOptions, effort: Ef
     """Say what a push would publish; it raises what that would raise before it writes."""
     history = read_history(store, is_denied_absent=True)
     if history is None:
+        check_can_begin(store)
         return _whole(store, source, options)
     allowed = allowed_by(history, options)
     log = Log(store, history.id, options.trust)
@@ -35,8 +36,12 @@ def rehearse_push(store: Store, source: Source, options: PushOptions, effort: Ef
         base = base_of(options.base, store, head) if options.base is not None else _base(start, baseline, head)
         with DeltaOutput(None, outside=(), dry_run=True) as sink:
             found = start.compare(sink, base=base, head=head)
-    changed = found.changed_tensors, found.changed_elements
-    ending = Ending(SAME if found.same else DELTA, head, None, found.target, changed)
+    if found.target == head.version.target:
+        ending = Ending(SAME, head, None, found.target)
+    else:
+        changed = found.changed_tensors, found.changed_elements
+        weights = weights_of(log, head, found.target.content)
+        ending = Ending(DELTA, head, None, found.target, changed, found, weights)
     subject = _subject(store, history.id, source)
     return push_result(subject, ending, sizes=Sizes(found.delta_bytes), dry_run=True)
 

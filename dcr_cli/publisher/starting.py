@@ -76,7 +76,8 @@ class Start:
         catch_up(self.store, baseline, head, self.effort, self.options.trust)
 
     def compare(self, sink: Sink, *, base: Checkpoint, head: Published) -> DiffResult:
-        """Write what changed; WrongBaseError if the base is not at the newest version."""
+        """Write what changed; WrongBaseError if the base is not at the newest version, unless it was given and what is
+        published is that version: so it is when a push that came through is run again."""
         found = diff_into(
             sink,
             base,
@@ -85,12 +86,21 @@ class Start:
             jobs=self.effort.jobs,
             progress=self.effort.progress,
         )
-        if found.base != head.version.target:
+        is_there = self.options.base is not None and found.target == head.version.target
+        if found.base != head.version.target and not is_there:
             facts = f"is not at version {head.version.number}, the newest of {self.store.shown}"
             mend = f"dcr pull --repair {shlex.quote(self.store.shown)} {shlex.quote(str(base.root))} mends the baseline"
             hint = mend if self.options.keeps_baseline else "give another --base"
             raise WrongBaseError(str(base.root), facts, hint=hint)
         return found
+
+
+def weights_of(log: Log, head: Published | None, content: bytes) -> int | None:
+    """The version before `head` that had the tensors which are published now: somebody goes back to it, or has taken
+    the wrong checkpoint. Those of `head` itself are no surprise."""
+    if head is None or head.version.target.content == content:
+        return None
+    return log.find_content(content, head.version.number - 1)
 
 
 def allowed_by(history: History, options: PushOptions) -> Allowed:

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable
 from dcr_cli.checkpoint.file_kinds import file_kind
 from dcr_cli.checkpoint.in_progress import STATE_FOLDER
 from dcr_cli.checkpoint.names import shown
-from dcr_cli.durable import Folder, NoRoomError
+from dcr_cli.durable import Folder, NoRoomError, check_mounted_to_write
 from dcr_cli.errors import MAY_NOT, DamagedError, LocalError, UsageError, WrongBaseError, size
 from dcr_cli.receiver.base import Base
 from dcr_cli.receiver.plan import Action, Plan, room_at_once, room_in_turn
@@ -187,6 +187,7 @@ def _check_folder(root: Folder, folder: str, seen: set[str], removed: Collection
         if root.is_fixed(folder):
             raise LocalError(str(where), _FIXED, hint=_UNFIX)
         if not os.access(folder or ".", os.W_OK | os.X_OK, dir_fd=root.fd, effective_ids=True):
+            check_mounted_to_write(where, "cannot be changed")
             raise LocalError(str(where), "is a folder in which this process may not change names", hint=MAY_NOT)
         # A link above would have been seen as no folder.
         folder = folder.rpartition("/")[0]

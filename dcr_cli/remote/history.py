@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from dataclasses import dataclass
 
-from dcr_cli.checkpoint.names import listed
+from dcr_cli.checkpoint.names import listed, shown
+from dcr_cli.checkpoint.parts import SHARD_SUFFIX
 from dcr_cli.delta.line import COMMIT_LIMIT, decode_line, encode_line, member
-from dcr_cli.errors import DamagedError, NotFoundError, UnsupportedError
+from dcr_cli.errors import DamagedError, NotFoundError, UnsupportedError, UsageError
 from dcr_cli.remote.keys import HISTORY_KEY, is_id
 from dcr_cli.store.store import Store
 
@@ -59,10 +61,32 @@ def read_history(store: Store, *, is_denied_absent: bool = False) -> History | N
     return decode_history(data, f"{store.shown}/{HISTORY_KEY}") if data is not None else None
 
 
+def check_folder(store: Store) -> None:
+    """Raise NotFoundError if a remote is a local folder that is not there, as on a disk that is not mounted; UsageError
+    if it is one in which a checkpoint lies."""
+    if store.missing_folder is not None:
+        hint = "check its spelling, and that its disk is mounted; dcr push makes a remote"
+        raise NotFoundError(store.shown, "no such folder", hint=hint)
+    if store.folder is not None and any(path.is_file() for path in store.folder.glob(f"*{SHARD_SUFFIX}")):
+        hint = "REMOTE comes first in dcr pull, and last in dcr push"
+        raise UsageError(store.shown, "is a checkpoint, and no remote", hint=hint)
+
+
+def check_can_begin(store: Store) -> None:
+    """Raise NotFoundError if a remote is a local folder that is to lie in one which is not there either: on a disk that
+    is not mounted a history would begin that nobody else finds."""
+    missing = store.missing_folder
+    if missing is not None and not os.path.lexists(missing.parent):
+        above = shlex.quote(str(missing.parent))
+        hint = f"check that its disk is mounted; where it is, mkdir -p {above}"
+        raise NotFoundError(store.shown, f"there is no folder {shown(str(missing.parent))} to make it in", hint=hint)
+
+
 def require_history(store: Store) -> History:
     """Read which history a remote holds; NotFoundError if it holds none."""
     history = read_history(store)
     if history is None:
+        check_folder(store)
         hint = f"dcr push CHECKPOINT {shlex.quote(store.shown)} makes one"
         raise NotFoundError(store.shown, f"holds no versions: it has no {HISTORY_KEY}", hint=hint)
     return history

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from dcr_cli.checkpoint.digest import State, object_digest
 from dcr_cli.delta.line import COMMIT_LIMIT
-from dcr_cli.errors import DamagedError, NotFoundError, WrongBaseError
-from dcr_cli.remote.history import read_history
+from dcr_cli.errors import DamagedError, NotFoundError, UnsupportedError, WrongBaseError
+from dcr_cli.remote.history import check_folder, read_history
 from dcr_cli.remote.keys import MOST_VERSION, commit_key
 from dcr_cli.remote.signing import Trust
 from dcr_cli.remote.version import COMMIT_KIND, Published, check_follows, decode_version
@@ -118,6 +118,8 @@ class Log:
         if published is None:
             # Where not even this can be read, access denied says nothing of one commit.
             held = read_history(self._store)
+            if held is None:
+                check_folder(self._store)
             self._check_history(known, held.id if held is not None else self._history, seen_at)
             facts = f"its log ends below version {known.version}, which {seen_at} has seen"
             raise WrongBaseError(self._store.shown, facts, hint="give --version N to go back")
@@ -133,6 +135,23 @@ class Log:
             if published.version.target == state:
                 return published
         return None
+
+    def find_content(self, content: bytes, newest: int) -> int | None:
+        """The newest of the last 64 versions that has the tensors of this content digest; None if none is known to.
+
+        A version that cannot be understood, or is signed by nobody who is trusted, is not known.
+        """
+        numbers = range(newest, max(0, newest - ADOPTED_VERSIONS), -1)
+        with ThreadPoolExecutor(_AT_ONCE, "dcr-log") as pool:
+            found = zip(numbers, pool.map(self._content_of, numbers), strict=True)
+            return next((number for number, known in found if known == content), None)
+
+    def _content_of(self, version: int) -> bytes | None:
+        try:
+            published = self.read(version, is_denied_absent=True)
+        except (DamagedError, UnsupportedError, WrongBaseError):
+            return None
+        return published.version.target.content if published is not None else None
 
     def following(self, published: Published, last: int) -> list[Published]:
         """The versions after `published` up to `last`, each of which names the commit before it.

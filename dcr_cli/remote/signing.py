@@ -31,13 +31,15 @@ _MAX_KEY_FILE_BYTES = 1 << 14
 _LINE = re.compile(r"[a-z][a-z0-9-]{0,31}:[!-~]{1,1024}")
 _SIGNATURE = re.compile(r"ed25519:([0-9a-f]{64}):([0-9a-f]{128})")
 _PUBLIC_TEXT = re.compile(r"(?:ed25519:)?([0-9a-f]{64})")
+# No key in one word has a dot or a slash.
+_PATH = re.compile(r"\S*[./]\S*")
 _PUBLIC_PEM = re.compile(r"-----BEGIN PUBLIC KEY-----\s+([A-Za-z0-9+/=\s]+?)\s+-----END PUBLIC KEY-----")
 # What stands before the key in the two forms that tools write: of its type, and of its length.
 _PEM_HEAD = bytes.fromhex("302a300506032b6570032100")
 _SSH_TYPE = "ssh-ed25519"
 _SSH_HEAD = len(_SSH_TYPE).to_bytes(4, "big") + _SSH_TYPE.encode() + _KEY_BYTES.to_bytes(4, "big")
 _NEEDS = "signatures need cryptography, which is not installed"
-_INSTALL = "pip install 'dcr-cli[sign]'"
+_INSTALL = "pip install 'cryptography >= 42', where dcr is installed; in a clone: scripts/setup sign"
 _MAKE_KEY = "ssh-keygen -t ed25519 -N '' -f KEY makes one"
 
 
@@ -183,6 +185,8 @@ def _public_keys(text: str, option: str) -> list[bytes]:
     check_path(text, option)
     if keys is None and os.path.exists(text):
         keys = _keys_in(_read(text, option).decode(errors="replace"))
+    if keys is None and _PATH.fullmatch(text) is not None and not os.path.lexists(text):
+        raise UsageError(f"{option} {shown(text)}", "no such file", hint="check its spelling")
     if keys is None:
         facts = "is neither an Ed25519 public key nor a file of such keys"
         raise UsageError(f"{option} {shown(text)}", facts, hint="a public key is what KEY.pub holds")

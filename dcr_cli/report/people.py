@@ -15,7 +15,6 @@ from dcr_cli.errors import size
 
 if TYPE_CHECKING:
     from dcr_cli.checkpoint.digest import State
-    from dcr_cli.diff import DiffResult
     from dcr_cli.inspect import InspectResult
     from dcr_cli.receiver.apply_result import ApplyResult
     from dcr_cli.show_result import ShownVersion, ShowResult
@@ -94,63 +93,6 @@ def not_read_facts(not_read: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Which tensors a layout skips, if it does: they are in no shard, and nobody knows whether they changed."""
     if not_read:
         yield "not read", f"taken as the base's: {amount(len(not_read), 'tensor')}: {names(not_read)}"
-
-
-def diff_lines(result: DiffResult, *, stat: bool) -> Iterator[Line]:
-    """The changes, what the delta takes, and with `stat` every tensor that is not the same."""
-    yield Line("same state" if result.same else "different states", "bold")
-    yield from facts(_diff_facts(result))
-    rows = [row for row in result.rows if row.kind != "same"]
-    if stat and rows:
-        heading = ("tensor", "dtype", "shape", "what", "changed", "share", "encoding", "bytes")
-        yield Line("")
-        yield from table(
-            heading,
-            [
-                (
-                    names([row.name]),
-                    row.dtype,
-                    shape(row.shape),
-                    row.kind,
-                    f"{row.changed_elements:,}",
-                    share(row.changed_elements, row.elements),
-                    row.encoding or "-",
-                    f"{row.delta_bytes:,}",
-                )
-                for row in rows
-            ],
-            frozenset({4, 5, 7}),
-        )
-
-
-def _diff_facts(result: DiffResult) -> Iterator[tuple[str, str]]:
-    changes = [("changed", result.changed_tensors), ("added", len(result.added)), ("removed", len(result.removed))]
-    changes += [
-        ("replaced", len(result.replaced)),
-        ("renamed", len(result.renamed)),
-        ("in another shard", len(result.moved)),
-    ]
-    told = "".join(f", {count:,} {what}" for what, count in changes if count or what == "changed")
-    yield "tensors", f"{result.tensors:,}{told}"
-    changed = f"{result.changed_elements:,} changed ({share(result.changed_elements, result.elements)})"
-    yield "elements", f"{result.elements:,}, {changed}"
-    yield from not_read_facts(result.not_read)
-    if result.files_changed:
-        yield "files", f"{len(result.files_changed):,} changed: {names(result.files_changed)}"
-    takes = f"{size(result.delta_bytes)}, {share(result.delta_bytes, result.dense_bytes)} of a full copy"
-    yield "delta", f"{takes} ({size(result.dense_bytes)})"
-    if result.encodings and result.dry_run:
-        for label, count in sorted(result.encodings.items()):
-            yield label, f"{amount(count, 'tensor')}, {size(result.encoding_bytes[label])}"
-    elif result.encodings:
-        yield "encodings", ", ".join(f"{label} {count:,}" for label, count in sorted(result.encodings.items()))
-    yield "base", state(result.base)
-    yield "target", state(result.target)
-    if result.dry_run:
-        where = f"to {names([result.output])} " if result.output is not None else ""
-        yield "dry run", f"{size(result.delta_bytes)} {where}would be written; nothing was"
-    elif result.output is not None:
-        yield "written to", names([result.output])
 
 
 def apply_lines(result: ApplyResult) -> Iterator[Line]:

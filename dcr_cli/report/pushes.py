@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from dcr_cli.errors import size
+from dcr_cli.report.notes import form_note, note
 from dcr_cli.report.people import Line, facts, names, not_read_facts, share, state
 
 if TYPE_CHECKING:
@@ -18,6 +19,13 @@ if TYPE_CHECKING:
 def push_lines(result: PushResult) -> Iterator[Line]:
     """Which version was published, and what it takes."""
     yield Line(_headline(result), "bold")
+    if result.kind == "anchor" and (result.version == 1 or not result.history):
+        yield note(f"{'would begin' if result.dry_run else 'begins'} a new history in {result.remote}")
+    if result.weights_of is not None:
+        yield note(f"these are the weights of version {result.weights_of}")
+    if result.gave_up:
+        yield note(f"gives up the prepared version {result.version}, which was another state")
+    yield from form_note(result)
     yield from facts(_push_facts(result))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TypeVar
 
 from dcr_cli.checkpoint.names import safe_path
@@ -33,7 +34,7 @@ class Calls:
 
     def __init__(self, shown: str, patience: Patience) -> None:
         self.shown = shown
-        self.patience = patience
+        self.patience = replace(patience, what=shown)
         self._process = os.getpid()
 
     def name(self, key: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 
 from dcr_cli.errors import UnsupportedError, UsageError
 from dcr_cli.store.backend import Backend
@@ -38,7 +39,14 @@ def open_store(
     backend = _backend(location, dict(storage_options or {}))
     patience = patience or Patience()
     meter = Meter(limit_bytes_per_second, clock=patience.clock, sleep=patience.sleep)
-    return Store(backend, location.shown, patience=patience, is_single_writer=is_single_writer, meter=meter)
+    return Store(
+        backend,
+        location.shown,
+        patience=patience,
+        is_single_writer=is_single_writer,
+        meter=meter,
+        folder=Path(location.path) if location.protocol == "file" else None,
+    )
 
 
 def _backend(location: Location, options: Mapping[str, object]) -> Backend:

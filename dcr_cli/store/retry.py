@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from dcr_cli.stopping import pause
 from dcr_cli.store.backend import PermanentError, TransientError
+from dcr_cli.waiting import tell
 
 T = TypeVar("T")
 
@@ -23,12 +24,14 @@ class Patience:
     between. What works, however slowly, is not given up.
 
     The n-th wait is between half and all of `first_wait_seconds` doubled n times, at most `longest_wait_seconds`.
-    `clock`, `sleep` and `dice` (a number from 0 to 1) are there for tests.
+    If `what` is waited for has a name, that is said meanwhile. `clock`, `sleep` and `dice` (a number from 0 to 1) are
+    there for tests.
     """
 
     deadline_seconds: float = 120.0
     first_wait_seconds: float = 0.2
     longest_wait_seconds: float = 15.0
+    what: str = ""
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = pause
     dice: Callable[[], float] = random.random
@@ -49,6 +52,7 @@ class Attempts:
         """Begin anew: what was tried has come further than before."""
         self._failures = 0
         self._first_failure = 0.0
+        self._began = self._patience.clock()
 
     def failed(self, fault: TransientError) -> OutOfPatienceError | None:
         """Wait before the next attempt; if there is no time for one, return what the operation came to."""
@@ -64,6 +68,9 @@ class Attempts:
         if spent + wait > patience.deadline_seconds:
             times = "once" if self._failures == 1 else f"{self._failures} times"
             return OutOfPatienceError(f"{fault.reason}; tried {times} in {spent:.0f} s")
+        if patience.what:
+            left = patience.deadline_seconds - spent
+            tell(patience.what, fault.reason, waited_seconds=now - self._began, left_seconds=left)
         patience.sleep(wait)
         return None
 

@@ -8,7 +8,9 @@ number of threads, not by a process made by fork after it was opened.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Self
 
@@ -41,7 +43,7 @@ class Store:
 
     Every method may raise TransportError when the remote does not answer or refuses, and LocalError when it is a local
     folder. A key is a safe relative path, else DamagedError. `is_single_writer` says that nothing else writes there:
-    then an exclusive create may be a look and a write.
+    then an exclusive create may be a look and a write. `folder` is the root, where that is a local one.
     """
 
     def __init__(
@@ -52,8 +54,10 @@ class Store:
         patience: Patience | None = None,
         is_single_writer: bool = False,
         meter: Meter | None = None,
+        folder: Path | None = None,
     ) -> None:
         self.shown = shown
+        self.folder = folder
         self._meter = meter or Meter()
         self._backend: Backend = Metered(backend, self._meter)
         self._is_single_writer = is_single_writer
@@ -72,6 +76,11 @@ class Store:
 
     def close(self) -> None:
         self._backend.close()
+
+    @property
+    def missing_folder(self) -> Path | None:
+        """The local folder that the root would be, if it would be one and is not there."""
+        return self.folder if self.folder is not None and not os.path.lexists(self.folder) else None
 
     @property
     def traffic(self) -> Traffic:
