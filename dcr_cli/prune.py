@@ -18,19 +18,19 @@ from dcr_cli.remote.documents import fetch_anchor
 from dcr_cli.remote.hint import GIVEN_UP, read_hint
 from dcr_cli.remote.history import require_history
 from dcr_cli.remote.keys import (
+    VERSIONS,
     Place,
     anchor_file_key,
     decision_key,
     digests_key,
     is_payload,
     place_of_version,
-    prepared_key,
 )
 from dcr_cli.remote.listing import Held, Listing, sort_entries
 from dcr_cli.remote.log import Log
 from dcr_cli.remote.prune_lock import PruneLock
 from dcr_cli.remote.version import Published
-from dcr_cli.retention import Facts, PrunePlan, Removal, Terms, plan_prune
+from dcr_cli.retention import Facts, PrunePlan, Terms, plan_prune
 from dcr_cli.store.opening import open_store
 from dcr_cli.store.store import Store
 
@@ -206,8 +206,8 @@ def _carry_out(store: Store, log: Log, plan: PrunePlan, lock: PruneLock, progres
     removed = _Removed()
     total = _bytes(plan)
     for removal in plan.removals:
-        is_prepared = not removal.is_committed and prepared_key(removal.place) in removal.keys
-        if is_prepared and not _is_given_up(store, log, removal):
+        is_attempt = not removal.is_committed and removal.keys[0].startswith(VERSIONS)
+        if is_attempt and not _is_given_up(store, log, removal.place):
             continue
         for key in removal.keys:
             lock.keep()
@@ -217,7 +217,7 @@ def _carry_out(store: Store, log: Log, plan: PrunePlan, lock: PruneLock, progres
             removed.objects += 1
         else:
             removed.bytes += removal.bytes
-            if is_prepared:
+            if is_attempt and decision_key(removal.place) not in removal.keys:
                 store.delete(decision_key(removal.place))
         if progress is not None:
             progress("prune", removed.bytes, total)
@@ -233,9 +233,15 @@ def _bytes(plan: PrunePlan) -> int:
     return sum(removal.bytes for removal in plan.removals) + sum(entry.size for entry in plan.leftovers)
 
 
-def _is_given_up(store: Store, log: Log, removal: Removal) -> bool:
-    """Give up a prepared version that nobody has touched for a day; False if it is to be committed."""
-    return not _is_taken_up(store, log, removal.place) and decide(store, log.history, removal.place, ABORT) == ABORT
+def _is_given_up(store: Store, log: Log, place: Place) -> bool:
+    """Give up an attempt at a version that nobody has touched for a day; False if it is to be committed.
+
+    Ranks that were stopped may go on with theirs under the same id while it is removed: what is given up is not made.
+    """
+    if _is_taken_up(store, log, place):
+        return False
+    # What is to be committed, and has lost, cannot be any more.
+    return decide(store, log.history, place, ABORT) == ABORT or log.read(place.version) is not None
 
 
 def _is_taken_up(store: Store, log: Log, place: Place) -> bool:

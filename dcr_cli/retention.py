@@ -12,7 +12,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from dcr_cli.delta.output import COMMIT_NAME, DIGESTS_NAME
-from dcr_cli.remote.keys import APPLIED, DECISION_NAME, AcknowledgementPlace, Place, is_payload, place_of_version
+from dcr_cli.remote.keys import (
+    APPLIED,
+    DECISION_NAME,
+    AcknowledgementPlace,
+    Place,
+    is_part_document,
+    is_payload,
+    place_of_version,
+)
 from dcr_cli.remote.listing import Held, Listing
 from dcr_cli.store.backend import Entry
 
@@ -243,16 +251,19 @@ def _removal(what: str, held: Held, acknowledgements: list[Entry], is_committed:
 
 
 def _rank(held: Held, entry: Entry, is_committed: bool) -> tuple[int, str]:
-    """The document first, without which the rest is nothing; before it, of what is no version yet, its prepared commit,
-    so that it does not become one. Last what was decided of it, which nobody is to decide again while that is there."""
+    """The document first, without which the rest is nothing; before it, of what is no version yet, its prepared commit
+    and the documents of its parts, so that it does not become one. Last what was decided of it, which nobody is to
+    decide again while that is there."""
     rest = _rest(entry)
     if rest == DECISION_NAME:
-        return 6, entry.key
+        return 7, entry.key
     if rest == COMMIT_NAME:
-        return 5 if is_committed else 0, entry.key
-    if entry is held.document:
+        return 6 if is_committed else 0, entry.key
+    if is_part_document(rest) and not is_committed:
         return 1, entry.key
-    return 2 if rest == DIGESTS_NAME else 3 if is_payload(rest) else 4, entry.key
+    if entry is held.document:
+        return 2, entry.key
+    return 3 if rest == DIGESTS_NAME else 4 if is_payload(rest) else 5, entry.key
 
 
 def _rest(entry: Entry) -> str:

@@ -26,6 +26,7 @@ from dcr_cli.remote.keys import (
     decision_key,
     digests_key,
     manifest_key,
+    part_key,
     payload_key,
     prepared_key,
 )
@@ -247,6 +248,27 @@ class TestOrphans:
         objects.now += DAY
         pruned()
         assert prepared_key(place) in objects.objects and manifest_key(place) in objects.objects
+
+    def test_what_is_to_be_committed_and_has_lost_goes(self, objects: Objects, pruned: Pruning) -> None:
+        place = self.publish(objects, 3, None)
+        objects.set(decision_key(place), encode_decision(HISTORY, place, COMMIT))
+        objects.now += DAY
+        pruned()
+        assert self.left(objects, place) == []
+
+    def test_parts_are_given_up_and_count_no_more_before_they_go(self, objects: Objects, pruned: Pruning) -> None:
+        place = Place(4, "e" * 32)
+        publish(objects, "add")
+        objects.set(payload_key(place, 1), b"payload")
+        objects.set(part_key(place, "00001.zst"), b"table")
+        objects.set(part_key(place, "00001.json"), b"part")
+        objects.now += DAY
+        objects.calls.clear()
+        pruned()
+        removed = [key for name, key in objects.calls if name == "write" and str(place) in key]
+        parts = part_key(place, "00001.json"), payload_key(place, 1), part_key(place, "00001.zst")
+        assert removed == [decision_key(place), *parts, decision_key(place)]
+        assert self.left(objects, place) == []
 
     def test_what_was_given_up_goes_with_the_decision_last(self, objects: Objects, pruned: Pruning) -> None:
         place = self.publish(objects, 4, None)

@@ -188,17 +188,19 @@ class Publication:
     def decide(self, place: Place) -> None:
         """Decide that a version which may be prepared is committed; ConflictError if it was given up."""
         if decide(self._store, self.history, place, COMMIT) != COMMIT:
-            raise self._given_up(place)
+            raise _given_up(self._store, place)
 
-    def check_not_given_up(self, place: Place) -> None:
-        """Raise ConflictError if a version that is to be prepared was given up before."""
-        if read_decision(self._store, self.history, place) == ABORT:
-            raise self._given_up(place)
 
-    def _given_up(self, place: Place) -> ConflictError:
-        facts = f"version {place.version} was prepared and given up"
-        hint = "run the same command again, with another --attempt if one was given"
-        return ConflictError(self._store.shown, facts, hint=hint)
+def check_not_given_up(store: Store, history: str, place: Place) -> None:
+    """Raise ConflictError if an attempt at a version was given up before."""
+    if read_decision(store, history, place) == ABORT:
+        raise _given_up(store, place)
+
+
+def _given_up(store: Store, place: Place) -> ConflictError:
+    facts = f"this attempt at version {place.version} was given up"
+    hint = "run the same command again; with --part on all ranks, and with another --attempt"
+    return ConflictError(store.shown, facts, hint=hint)
 
 
 def find_head(log: Log, position: Position | None, seen_at: str) -> Published | None:
