@@ -15,9 +15,10 @@ from pathlib import Path
 from dcr_cli.errors import DamagedError, UsageError
 from dcr_cli.remote.decision import ABORT, decide
 from dcr_cli.remote.documents import fetch_anchor
-from dcr_cli.remote.hint import GIVEN_UP, read_hint
+from dcr_cli.remote.hint import GIVEN_UP, require_hint
 from dcr_cli.remote.history import require_history
 from dcr_cli.remote.keys import (
+    HINT_KEY,
     VERSIONS,
     Place,
     anchor_file_key,
@@ -30,7 +31,7 @@ from dcr_cli.remote.listing import Held, Listing, sort_entries
 from dcr_cli.remote.log import Log
 from dcr_cli.remote.prune_lock import PruneLock
 from dcr_cli.remote.version import Published
-from dcr_cli.retention import Facts, PrunePlan, Terms, plan_prune
+from dcr_cli.retention import Facts, Making, PrunePlan, Terms, plan_prune
 from dcr_cli.store.opening import open_store
 from dcr_cli.store.store import Store
 
@@ -68,7 +69,8 @@ class PruneResult:
     removed of it, nothing in a dry run.
     `kept` are the versions whose deltas stay and `anchors` those whose anchors do. `in_doubt` are anchors that lack
     some of their objects: they stay, and lead nowhere. Where `is_head_reachable` is false, nobody who has nothing can
-    get the newest version, and nothing that a commit names is removed. `unknown` are keys that mean nothing; they stay.
+    get the newest version, and nothing that a commit names is removed. `unknown` are keys that mean nothing; they stay,
+    and where next.json is one of them, so does all that no commit names.
     """
 
     remote: str
@@ -129,7 +131,7 @@ def prune(
 def _look(store: Store, log: Log, now: float | None) -> Facts:
     """Find out what is there. What is listed first and read after cannot be missing from what is read."""
     listing = sort_entries(store.list())
-    hint = read_hint(store)
+    making = _making(store)
     head = log.newest(max(listing.commits, default=0))
     versions = sorted(_versions_of(listing, head) | ({head} - {0}))
     with ThreadPoolExecutor(_AT_ONCE, "dcr-prune") as pool:
@@ -144,8 +146,6 @@ def _look(store: Store, log: Log, now: float | None) -> Facts:
         anchor = listing.anchors.get(place)
         if anchor is not None and anchor.document is not None:
             (anchors if _is_whole_anchor(store, each, anchor) else in_doubt).add(version)
-    # Whoever makes it may have been stopped for days, and goes on with what it has sent.
-    is_making = hint is not None and hint.history == log.history and hint.state != GIVEN_UP
     return Facts(
         listing=listing,
         head=head,
@@ -154,7 +154,7 @@ def _look(store: Store, log: Log, now: float | None) -> Facts:
         deltas=frozenset(deltas),
         anchors=frozenset(anchors),
         in_doubt=frozenset(published[version].version.place for version in in_doubt),
-        making=hint.place if hint is not None and is_making else None,
+        making=making,
         leftovers=store.leftovers(),
         now=now,
     )
@@ -249,8 +249,17 @@ def _is_taken_up(store: Store, log: Log, place: Place) -> bool:
     published = log.read(place.version, is_denied_absent=True)
     if published is not None:
         return published.version.place == place
-    hint = read_hint(store)
-    return hint is not None and hint.place == place and hint.state != GIVEN_UP
+    return _making(store).may_be(place)
+
+
+def _making(store: Store) -> Making:
+    """The version that somebody is said to make. Whoever does may have been stopped for days, and goes on with what it
+    has sent."""
+    try:
+        hint = require_hint(store)
+    except DamagedError:
+        return Making(None, is_known=False)
+    return Making(hint.place if hint is not None and hint.state != GIVEN_UP else None)
 
 
 def _result(store: Store, log: Log, facts: Facts, plan: PrunePlan, removed: _Removed | None) -> PruneResult:
@@ -273,5 +282,5 @@ def _result(store: Store, log: Log, facts: Facts, plan: PrunePlan, removed: _Rem
         freed_bytes=removed.bytes if removed is not None else 0,
         is_head_reachable=plan.is_head_reachable,
         in_doubt=tuple(sorted(place.version for place in facts.in_doubt)),
-        unknown=facts.listing.unknown,
+        unknown=(*facts.listing.unknown, *([] if facts.making.is_known else [HINT_KEY])),
     )

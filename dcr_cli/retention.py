@@ -42,13 +42,24 @@ class Terms:
 
 
 @dataclass(frozen=True, slots=True)
+class Making:
+    """What somebody is said to make or to have prepared, `place`, None for nothing. Where what is said cannot be
+    understood, `is_known` is false, and it may be anything."""
+
+    place: Place | None
+    is_known: bool = True
+
+    def may_be(self, place: Place) -> bool:
+        return not self.is_known or place == self.place
+
+
+@dataclass(frozen=True, slots=True)
 class Facts:
     """What a prune knows of a remote.
 
     `ids` are those of the committed versions that anything is listed of. `deltas` and `anchors` are the versions whose
-    delta, or anchor, is there with all of its objects; `in_doubt` the anchors that are listed and no such. `making` is
-    the version that somebody is said to make or to have prepared, `leftovers` what killed writers began to write. `now`
-    is the store's time, None if it tells none.
+    delta, or anchor, is there with all of its objects; `in_doubt` the anchors that are listed and no such.
+    `leftovers` is what killed writers began to write, `now` the store's time, None if it tells none.
     """
 
     listing: Listing
@@ -58,7 +69,7 @@ class Facts:
     deltas: frozenset[int]
     anchors: frozenset[int]
     in_doubt: frozenset[Place]
-    making: Place | None
+    making: Making
     leftovers: tuple[Entry, ...]
     now: float | None
 
@@ -227,7 +238,7 @@ def _orphans(facts: Facts) -> Iterator[Removal]:
             if anchor is not None and anchor.document is None and _are_old(facts, anchor.others):
                 yield _removal(ORPHAN, anchor, [], True)
             continue
-        if place == facts.making and place.version > facts.head:
+        if facts.making.may_be(place) and (place.version > facts.head or not facts.making.is_known):
             continue
         held = [each for each in (version, anchor) if each is not None]
         entries = [entry for each in held for entry in each.entries] + acknowledged[place]

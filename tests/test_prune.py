@@ -31,7 +31,7 @@ from dcr_cli.remote.keys import (
     prepared_key,
 )
 from dcr_cli.remote.prune_lock import LEFT_AFTER_SECONDS, PruneLock
-from dcr_cli.store.backend import Answer, new_name
+from dcr_cli.store.backend import Answer, PermanentError, new_name
 from dcr_cli.store.store import Store
 from histories import CREATED, DAY, HISTORY, KilledError, Objects, id_of, new_remote, publish, serve
 from strategies import write_tiny_steps
@@ -287,6 +287,32 @@ class TestOrphans:
         pruned()
         assert len(self.left(objects, place)) == 5
 
+    @pytest.mark.parametrize("data", [b"", b"nonsense", b"{}\n", b"x" * (1 << 17)])
+    def test_what_may_be_made_stays(self, objects: Objects, pruned: Pruning, data: bytes) -> None:
+        """Of a hint that is none, nobody knows what it says."""
+        place = self.publish(objects, 4, None)
+        objects.set(HINT_KEY, data)
+        objects.now += 100 * DAY
+        result = pruned()
+        assert (result.outlived, result.unknown) == ((), (HINT_KEY,))
+        assert len(self.left(objects, place)) == 5 and objects.data(HINT_KEY) == data
+
+    def test_a_hint_that_cannot_be_got(self, objects: Objects, pruned: Pruning) -> None:
+        place = self.publish(objects, 4, PREPARED)
+        objects.now += 100 * DAY
+        before = dict(objects.objects)
+
+        class NoHint(Objects):
+            def read(self, key: str, begin: int, size: int | None) -> Answer:
+                if key == HINT_KEY:
+                    raise PermanentError("answers with status 500")
+                return super().read(key, begin, size)
+
+        objects.__class__ = NoHint
+        with pytest.raises(TransportError, match=r"next\.json: answers with status 500"):
+            pruned()
+        assert objects.objects == before and len(self.left(objects, place)) == 5
+
     def test_what_has_no_time_stamp_stays(self, objects: Objects, pruned: Pruning) -> None:
         objects.tells_time = False
         place = self.publish(objects, 4, None)
@@ -330,7 +356,8 @@ class TestOrphans:
         pruned()
         assert 4 in deltas_in(objects, 4) and can_be_had(objects, 4) == {1, 2, 3, 4}
 
-    def test_what_is_gone_on_with_meanwhile_stays(self, objects: Objects, pruned: Pruning) -> None:
+    @pytest.mark.parametrize("is_understood", [True, False])
+    def test_what_is_gone_on_with_meanwhile_stays(self, objects: Objects, pruned: Pruning, is_understood: bool) -> None:
         publisher = publish(objects, "add")
         publisher.empty_delta()
         objects.objects.pop(commit_key(4))
@@ -343,7 +370,7 @@ class TestOrphans:
                     self.set(HINT_KEY, hint)
                 return super().read(key, begin, size)
 
-        hint = encode_hint(Hint(HISTORY, publisher.place(4), STREAMING, CREATED))
+        hint = encode_hint(Hint(HISTORY, publisher.place(4), STREAMING, CREATED)) if is_understood else b"?"
         objects.__class__ = GoesOn
         assert pruned().deleted_objects == 0
         assert before.items() <= objects.objects.items()
