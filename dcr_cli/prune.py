@@ -22,9 +22,11 @@ from dcr_cli.remote.keys import (
     VERSIONS,
     Place,
     anchor_file_key,
+    anchor_key,
     decision_key,
     digests_key,
     is_payload,
+    place_of_anchor,
     place_of_version,
 )
 from dcr_cli.remote.listing import Held, Listing, sort_entries
@@ -129,10 +131,11 @@ def prune(
 
 
 def _look(store: Store, log: Log, now: float | None) -> Facts:
-    """Find out what is there. What is listed first and read after cannot be missing from what is read."""
+    """Find out what is there. The newest version is found first: all of it is there by then, and so in the listing.
+    What is listed first and read after cannot be missing from what is read."""
+    head = log.newest(0)
     listing = sort_entries(store.list())
     making = _making(store)
-    head = log.newest(max(listing.commits, default=0))
     versions = sorted(_versions_of(listing, head) | ({head} - {0}))
     with ThreadPoolExecutor(_AT_ONCE, "dcr-prune") as pool:
         published = dict(zip(versions, pool.map(log.require, versions), strict=True))
@@ -213,6 +216,8 @@ def _carry_out(store: Store, log: Log, plan: PrunePlan, lock: PruneLock, progres
             lock.keep()
             if not removal.is_committed and _is_taken_up(store, log, removal.place):
                 break
+            if _is_anchored_again(store, removal.place, key):
+                break
             store.delete(key)
             removed.objects += 1
         else:
@@ -250,6 +255,12 @@ def _is_taken_up(store: Store, log: Log, place: Place) -> bool:
     if published is not None:
         return published.version.place == place
     return _making(store).may_be(place)
+
+
+def _is_anchored_again(store: Store, place: Place, key: str) -> bool:
+    """Whether what is to be removed is a file of an anchor whose document, which goes first, is there again."""
+    document = anchor_key(place)
+    return place_of_anchor(key) == place and key != document and store.stat(document) is not None
 
 
 def _making(store: Store) -> Making:

@@ -158,10 +158,16 @@ def _kept(
         before = version
     for lease in leases:
         needed = set(range(lease.version + 1, facts.head + 1))
-        # Without all of them the receiver has to begin at an anchor, as anybody can.
-        if needed <= facts.deltas:
+        # Without all of them the receiver has to begin at an anchor, as anybody can. What follows a manifest that is
+        # listed is there, be it listed later: it goes after the manifest.
+        if all(version in facts.deltas or _has_manifest(facts, version) for version in needed):
             versions |= needed
     return frozenset(versions), frozenset(anchors)
+
+
+def _has_manifest(facts: Facts, version: int) -> bool:
+    held = facts.listing.versions.get(Place(version, facts.ids.get(version, "")))
+    return held is not None and held.document is not None
 
 
 def _is_recent(facts: Facts, terms: Terms, version: int) -> bool:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from dcr_cli.anchor import anchor
 from dcr_cli.errors import ConflictError, NotFoundError, TransportError, UsageError
 from dcr_cli.prune import PruneResult, prune
 from dcr_cli.push import push
@@ -31,9 +32,11 @@ from dcr_cli.remote.keys import (
     prepared_key,
 )
 from dcr_cli.remote.prune_lock import LEFT_AFTER_SECONDS, PruneLock
-from dcr_cli.store.backend import Answer, PermanentError, new_name
+from dcr_cli.store.backend import Answer, Entry, PermanentError, Status, new_name
 from dcr_cli.store.store import Store
+from dcr_cli.verify_remote import verify_remote
 from histories import CREATED, DAY, HISTORY, KilledError, Objects, id_of, new_remote, publish, serve
+from store_wrappers import Allows, wrapping
 from strategies import write_tiny_steps
 
 HOUR = 3600.0
@@ -198,6 +201,20 @@ class TestLeases:
         publisher.acknowledge(2, "forger", own="e" * 32)
         assert pruned(keep=1).receivers == ()
         assert deltas_in(objects, 9) == {8, 9}
+
+    @pytest.mark.parametrize("key", ["payload", "digests"])
+    def test_what_is_listed_late_keeps_its_lease(self, objects: Objects, pruned: Pruning, key: str) -> None:
+        publisher = publish(objects, "addddddD")
+        publisher.acknowledge(3, "slow")
+        late = payload_key(publisher.place(7), 1) if key == "payload" else digests_key(publisher.place(7))
+
+        class ListsLate(Objects):
+            def entries(self, prefix: str) -> Iterator[Entry]:
+                return (entry for entry in super().entries(prefix) if entry.key != late)
+
+        objects.__class__ = ListsLate
+        pruned(keep=1)
+        assert deltas_in(objects, 8) == {4, 5, 6, 7, 8}
 
     def test_a_way_that_is_cut_already_keeps_nothing(self, objects: Objects, pruned: Pruning) -> None:
         publisher = publish(objects, "addDddDdd")
@@ -376,6 +393,67 @@ class TestOrphans:
         assert before.items() <= objects.objects.items()
 
 
+class TestAnchorsPublishedAgain:
+    """An anchor that is put while a prune removes it is left whole."""
+
+    @pytest.mark.parametrize("had_document", [True, False])
+    def test_its_files_stay(self, objects: Objects, pruned: Pruning, had_document: bool) -> None:
+        publisher = publish(objects, "aDDDD")
+        place = publisher.place(2)
+        document = anchor_key(place)
+        if not had_document:
+            del objects.objects[document]
+            objects.now += DAY
+        before = objects.objects.keys() | {document}
+
+        class Publishes(Objects):
+            def status(self, key: str) -> Status | None:
+                # When the document has gone, or before the first file does.
+                if key == document and document not in self.objects:
+                    publisher.add_empty_anchor(2)
+                return super().status(key)
+
+        objects.__class__ = Publishes
+        pruned(keep=1)
+        assert {key for key in before if key.startswith(f"anchors/{place}")} <= objects.objects.keys()
+        assert 2 in anchors_in(objects, 5)
+
+    @pytest.mark.parametrize("may_look", [True, False])
+    def test_what_was_taken_is_put_again(self, tmp_path: Path, may_look: bool) -> None:
+        """A file that is removed before the document comes."""
+        step, remote = write_tiny_steps(tmp_path, 1)[0], tmp_path / "remote"
+        push(step, remote)
+        (document,) = remote.glob("anchors/*.json")
+        document.unlink()
+
+        class Prunes(Allows):
+            def called(self, name: str, key: str) -> None:
+                super().called(name, key)
+                if name == "write" and key == f"anchors/{document.name}":
+                    for path in ("config.json", "step.txt"):
+                        (document.with_suffix("") / "files" / path).unlink()
+
+        get = ["dcr.json", "commits/*", *(["anchors/*"] if may_look else [])]
+        with wrapping(lambda backend: Prunes(backend, get=get, put=["anchors/*"])):
+            assert not anchor(step, remote).already
+        assert verify_remote(remote, deep=True).matches == may_look
+
+
+def test_a_version_that_comes_while_it_is_listed(objects: Objects, pruned: Pruning) -> None:
+    publisher = publish(objects, "addDddDdd")
+
+    class Busy(Objects):
+        def entries(self, prefix: str) -> Iterator[Entry]:
+            found = list(super().entries(prefix))
+            publisher.empty_delta()
+            return iter(found)
+
+    objects.__class__ = Busy
+    result = pruned(keep=1)
+    assert result.is_head_reachable and result.kept == (8, 9) and result.in_doubt == ()
+    assert publisher.head > 9 and can_be_had(objects, publisher.head) == {4, 7, *range(8, publisher.head + 1)}
+
+
 def test_each_version_is_removed_by_its_manifest_first(objects: Objects, pruned: Pruning) -> None:
     publisher = publish(objects, "aDdDD")
     publisher.acknowledge(3, "r")
@@ -519,6 +597,28 @@ class TestLock:
 
         monkeypatch.setattr(Store, "delete", interrupt)
         with pytest.raises(KeyboardInterrupt):
+            pruned(keep=1)
+        assert PRUNE_KEY not in objects.objects
+
+    @pytest.mark.parametrize("was_left", [False, True])
+    def test_a_clock_that_cannot_be_asked_lets_go_of_it(
+        self, objects: Objects, pruned: Pruning, was_left: bool
+    ) -> None:
+        publish(objects, "aDDD")
+
+        class Fails(Objects):
+            def status(self, key: str) -> Status | None:
+                if key == PRUNE_KEY and b"another" not in self.data(PRUNE_KEY):
+                    raise PermanentError("answers with status 500")
+                return super().status(key)
+
+        if was_left:
+            objects.set(PRUNE_KEY, b'{"owner": "another"}')
+            with pytest.raises(ConflictError):
+                pruned(keep=1)
+            objects.now += LEFT_AFTER_SECONDS
+        objects.__class__ = Fails
+        with pytest.raises(TransportError, match="status 500"):
             pruned(keep=1)
         assert PRUNE_KEY not in objects.objects
 
