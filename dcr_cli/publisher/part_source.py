@@ -7,7 +7,7 @@ Where they start from is part_base.py's matter, comparing part_making.py's.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from dcr_cli.checkpoint.checkpoint import Checkpoint, Tensor
@@ -90,8 +90,12 @@ class PartSource:
             raise DamagedError(str(shards.root), facts, hint=hint)
 
 
-def base_like(given: Given, version: Checkpoint) -> Checkpoint:
-    """The checkpoint that a rank was given as one at a version: of shards of ranks, those that are there."""
+def base_like(given: Given, describe: Callable[[], Checkpoint]) -> Checkpoint:
+    """The checkpoint that a rank was given as one at a version: of shards of ranks, those that are there.
+
+    `describe` tells of the version as the remote does, and is asked of shards alone: that may take rights of its own.
+    """
     if not isinstance(given.opened, RankShards):
         return given.like(None)
+    version = describe()
     return lay_part(given.opened, given.layout_like(version), version, given.opened.shards)
