@@ -36,9 +36,9 @@ from dcr_cli.publisher.publication import Publication, check_not_given_up
 from dcr_cli.publisher.readiness import check_ready, check_settled
 from dcr_cli.publisher.shares import Slice
 from dcr_cli.receiver.install.gather import Effort
-from dcr_cli.remote.hint import STREAMING, Hint, write_hint
+from dcr_cli.remote.hint import PREPARED, STREAMING, Hint, write_hint
 from dcr_cli.remote.history import require_history
-from dcr_cli.remote.keys import VERSIONS
+from dcr_cli.remote.keys import VERSIONS, prepared_key
 from dcr_cli.remote.log import Log
 from dcr_cli.remote.part import Attempt, encode_unchanged, unchanged_key
 from dcr_cli.remote.signing import Trust, load_signing_key, trust_in
@@ -187,7 +187,10 @@ class _Run:
         number, attempt, author = self._rank.number, work.attempt, self._options.author
         check_not_given_up(self._store, attempt.history, attempt.place)
         if number == 0:
-            write_hint(self._store, Hint(self._log.history, attempt.place, STREAMING, author.now()))
+            # An earlier run may have prepared it: then receivers go on staging it.
+            is_prepared = self._store.stat(prepared_key(attempt.place), is_denied_absent=True) is not None
+            state = PREPARED if is_prepared else STREAMING
+            write_hint(self._store, Hint(attempt.history, attempt.place, state, author.now()))
         kept = read_part(self._store, attempt, number, self._trust)
         if kept is not None and can_go_on(self._store, attempt, number, kept):
             return _Done(Ended("part"), is_recovered=True)
@@ -231,8 +234,7 @@ class _Run:
             sent_bytes += publication.prepare(attempt.place, commit, anchor)
             return replace(done, ended=Ended("prepared"), sent_bytes=sent_bytes, delta_bytes=size)
         # An earlier run may have prepared the same attempt, and a prune may take it for one that nobody goes on with.
-        publication.decide(attempt.place)
-        committed = publication.commit(attempt.place, commit, anchor)
+        committed = publication.commit(attempt.place, commit, anchor, is_attempt_of_many=True)
         with telling_published(committed.published):
             self._base.bring(committed.published)
         sent_bytes += committed.commit_bytes
