@@ -15,22 +15,25 @@ from pathlib import Path
 from dcr_cli.errors import DamagedError, UsageError
 from dcr_cli.remote.decision import ABORT, decide
 from dcr_cli.remote.documents import fetch_anchor
-from dcr_cli.remote.hint import GIVEN_UP, read_hint
+from dcr_cli.remote.hint import GIVEN_UP, require_hint
 from dcr_cli.remote.history import require_history
 from dcr_cli.remote.keys import (
+    HINT_KEY,
+    VERSIONS,
     Place,
     anchor_file_key,
+    anchor_key,
     decision_key,
     digests_key,
     is_payload,
+    place_of_anchor,
     place_of_version,
-    prepared_key,
 )
 from dcr_cli.remote.listing import Held, Listing, sort_entries
 from dcr_cli.remote.log import Log
 from dcr_cli.remote.prune_lock import PruneLock
 from dcr_cli.remote.version import Published
-from dcr_cli.retention import Facts, PrunePlan, Removal, Terms, plan_prune
+from dcr_cli.retention import Facts, Making, PrunePlan, Terms, plan_prune
 from dcr_cli.store.opening import open_store
 from dcr_cli.store.store import Store
 
@@ -68,7 +71,8 @@ class PruneResult:
     removed of it, nothing in a dry run.
     `kept` are the versions whose deltas stay and `anchors` those whose anchors do. `in_doubt` are anchors that lack
     some of their objects: they stay, and lead nowhere. Where `is_head_reachable` is false, nobody who has nothing can
-    get the newest version, and nothing that a commit names is removed. `unknown` are keys that mean nothing; they stay.
+    get the newest version, and nothing that a commit names is removed. `unknown` are keys that mean nothing; they stay,
+    and where next.json is one of them, so does all that no commit names.
     """
 
     remote: str
@@ -127,10 +131,11 @@ def prune(
 
 
 def _look(store: Store, log: Log, now: float | None) -> Facts:
-    """Find out what is there. What is listed first and read after cannot be missing from what is read."""
+    """Find out what is there. The newest version is found first: all of it is there by then, and so in the listing.
+    What is listed first and read after cannot be missing from what is read."""
+    head = log.newest(0)
     listing = sort_entries(store.list())
-    hint = read_hint(store)
-    head = log.newest(max(listing.commits, default=0))
+    making = _making(store)
     versions = sorted(_versions_of(listing, head) | ({head} - {0}))
     with ThreadPoolExecutor(_AT_ONCE, "dcr-prune") as pool:
         published = dict(zip(versions, pool.map(log.require, versions), strict=True))
@@ -144,8 +149,6 @@ def _look(store: Store, log: Log, now: float | None) -> Facts:
         anchor = listing.anchors.get(place)
         if anchor is not None and anchor.document is not None:
             (anchors if _is_whole_anchor(store, each, anchor) else in_doubt).add(version)
-    # Whoever makes it may have been stopped for days, and goes on with what it has sent.
-    is_making = hint is not None and hint.history == log.history and hint.state != GIVEN_UP
     return Facts(
         listing=listing,
         head=head,
@@ -154,7 +157,7 @@ def _look(store: Store, log: Log, now: float | None) -> Facts:
         deltas=frozenset(deltas),
         anchors=frozenset(anchors),
         in_doubt=frozenset(published[version].version.place for version in in_doubt),
-        making=hint.place if hint is not None and is_making else None,
+        making=making,
         leftovers=store.leftovers(),
         now=now,
     )
@@ -206,18 +209,20 @@ def _carry_out(store: Store, log: Log, plan: PrunePlan, lock: PruneLock, progres
     removed = _Removed()
     total = _bytes(plan)
     for removal in plan.removals:
-        is_prepared = not removal.is_committed and prepared_key(removal.place) in removal.keys
-        if is_prepared and not _is_given_up(store, log, removal):
+        is_attempt = not removal.is_committed and removal.keys[0].startswith(VERSIONS)
+        if is_attempt and not _is_given_up(store, log, removal.place):
             continue
         for key in removal.keys:
             lock.keep()
             if not removal.is_committed and _is_taken_up(store, log, removal.place):
                 break
+            if _is_anchored_again(store, removal.place, key):
+                break
             store.delete(key)
             removed.objects += 1
         else:
             removed.bytes += removal.bytes
-            if is_prepared:
+            if is_attempt and decision_key(removal.place) not in removal.keys:
                 store.delete(decision_key(removal.place))
         if progress is not None:
             progress("prune", removed.bytes, total)
@@ -233,9 +238,15 @@ def _bytes(plan: PrunePlan) -> int:
     return sum(removal.bytes for removal in plan.removals) + sum(entry.size for entry in plan.leftovers)
 
 
-def _is_given_up(store: Store, log: Log, removal: Removal) -> bool:
-    """Give up a prepared version that nobody has touched for a day; False if it is to be committed."""
-    return not _is_taken_up(store, log, removal.place) and decide(store, log.history, removal.place, ABORT) == ABORT
+def _is_given_up(store: Store, log: Log, place: Place) -> bool:
+    """Give up an attempt at a version that nobody has touched for a day; False if it is to be committed.
+
+    Ranks that were stopped may go on with theirs under the same id while it is removed: what is given up is not made.
+    """
+    if _is_taken_up(store, log, place):
+        return False
+    # What is to be committed, and has lost, cannot be any more.
+    return decide(store, log.history, place, ABORT) == ABORT or log.read(place.version) is not None
 
 
 def _is_taken_up(store: Store, log: Log, place: Place) -> bool:
@@ -243,8 +254,23 @@ def _is_taken_up(store: Store, log: Log, place: Place) -> bool:
     published = log.read(place.version, is_denied_absent=True)
     if published is not None:
         return published.version.place == place
-    hint = read_hint(store)
-    return hint is not None and hint.place == place and hint.state != GIVEN_UP
+    return _making(store).may_be(place)
+
+
+def _is_anchored_again(store: Store, place: Place, key: str) -> bool:
+    """Whether what is to be removed is a file of an anchor whose document, which goes first, is there again."""
+    document = anchor_key(place)
+    return place_of_anchor(key) == place and key != document and store.stat(document) is not None
+
+
+def _making(store: Store) -> Making:
+    """The version that somebody is said to make. Whoever does may have been stopped for days, and goes on with what it
+    has sent."""
+    try:
+        hint = require_hint(store)
+    except DamagedError:
+        return Making(None, is_known=False)
+    return Making(hint.place if hint is not None and hint.state != GIVEN_UP else None)
 
 
 def _result(store: Store, log: Log, facts: Facts, plan: PrunePlan, removed: _Removed | None) -> PruneResult:
@@ -267,5 +293,5 @@ def _result(store: Store, log: Log, facts: Facts, plan: PrunePlan, removed: _Rem
         freed_bytes=removed.bytes if removed is not None else 0,
         is_head_reachable=plan.is_head_reachable,
         in_doubt=tuple(sorted(place.version for place in facts.in_doubt)),
-        unknown=facts.listing.unknown,
+        unknown=(*facts.listing.unknown, *([] if facts.making.is_known else [HINT_KEY])),
     )

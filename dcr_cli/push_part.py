@@ -29,16 +29,17 @@ from dcr_cli.publisher.merging import Merged, Sides, merge
 from dcr_cli.publisher.moving import telling_published
 from dcr_cli.publisher.part_base import PartBase, PartOptions
 from dcr_cli.publisher.part_making import PartMaking
+from dcr_cli.publisher.part_reading import can_go_on, read_part
 from dcr_cli.publisher.part_result import PartResult, Rank, check_rank
 from dcr_cli.publisher.part_source import PartSource
-from dcr_cli.publisher.part_waiting import Ended, Patience, has_part, wait_for_end, wait_for_parts
-from dcr_cli.publisher.publication import Publication
+from dcr_cli.publisher.part_waiting import Ended, Patience, wait_for_end, wait_for_parts
+from dcr_cli.publisher.publication import Publication, check_not_given_up
 from dcr_cli.publisher.readiness import check_ready, check_settled
 from dcr_cli.publisher.shares import Slice
 from dcr_cli.receiver.install.gather import Effort
-from dcr_cli.remote.hint import STREAMING, Hint, write_hint
+from dcr_cli.remote.hint import PREPARED, STREAMING, Hint, write_hint
 from dcr_cli.remote.history import require_history
-from dcr_cli.remote.keys import VERSIONS
+from dcr_cli.remote.keys import VERSIONS, prepared_key
 from dcr_cli.remote.log import Log
 from dcr_cli.remote.part import Attempt, encode_unchanged, unchanged_key
 from dcr_cli.remote.signing import Trust, load_signing_key, trust_in
@@ -186,14 +187,19 @@ class _Run:
         return attempt if attempt.place == version.place else None
 
     def _make_part(self, work: _Work, allowed: Allowed) -> _Done:
-        """Publish this rank's part, unless a stopped run has."""
+        """Publish this rank's part, unless a stopped run has, and no prune can have taken anything of it."""
         number, attempt, author = self._rank.number, work.attempt, self._options.author
+        check_not_given_up(self._store, attempt.history, attempt.place)
         if number == 0:
-            write_hint(self._store, Hint(self._log.history, attempt.place, STREAMING, author.now()))
-        if has_part(self._store, attempt, number, self._trust):
+            # An earlier run may have prepared it: then receivers go on staging it.
+            is_prepared = self._store.stat(prepared_key(attempt.place), is_denied_absent=True) is not None
+            state = PREPARED if is_prepared else STREAMING
+            write_hint(self._store, Hint(attempt.history, attempt.place, state, author.now()))
+        kept = read_part(self._store, attempt, number, self._trust)
+        if kept is not None and can_go_on(self._store, attempt, number, kept):
             return _Done(Ended("part"), is_recovered=True)
         making = PartMaking(self._store, attempt, number, author, self._options.effort)
-        making.make(work.base, work.target, work.shares[number], allowed)
+        making.make(work.base, work.target, work.shares[number], allowed, kept=kept)
         self._base.check_unmoved(attempt.previous)
         making.publish()
         return _Done(Ended("part"), making.sent_bytes)
@@ -228,12 +234,11 @@ class _Run:
         publication.head = head
         anchor = publication.anchor_before()
         if self._options.prepare:
-            publication.check_not_given_up(attempt.place)
+            check_not_given_up(self._store, attempt.history, attempt.place)
             sent_bytes += publication.prepare(attempt.place, commit, anchor)
             return replace(done, ended=Ended("prepared"), sent_bytes=sent_bytes, delta_bytes=size)
-        # An earlier run may have prepared the same attempt.
-        publication.decide(attempt.place)
-        committed = publication.commit(attempt.place, commit, anchor)
+        # An earlier run may have prepared the same attempt, and a prune may take it for one that nobody goes on with.
+        committed = publication.commit(attempt.place, commit, anchor, is_attempt_of_many=True)
         with telling_published(committed.published):
             self._base.bring(committed.published)
         sent_bytes += committed.commit_bytes

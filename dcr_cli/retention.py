@@ -12,7 +12,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from dcr_cli.delta.output import COMMIT_NAME, DIGESTS_NAME
-from dcr_cli.remote.keys import APPLIED, DECISION_NAME, AcknowledgementPlace, Place, is_payload, place_of_version
+from dcr_cli.remote.keys import (
+    APPLIED,
+    DECISION_NAME,
+    AcknowledgementPlace,
+    Place,
+    is_part_document,
+    is_payload,
+    place_of_version,
+)
 from dcr_cli.remote.listing import Held, Listing
 from dcr_cli.store.backend import Entry
 
@@ -34,13 +42,24 @@ class Terms:
 
 
 @dataclass(frozen=True, slots=True)
+class Making:
+    """What somebody is said to make or to have prepared, `place`, None for nothing. Where what is said cannot be
+    understood, `is_known` is false, and it may be anything."""
+
+    place: Place | None
+    is_known: bool = True
+
+    def may_be(self, place: Place) -> bool:
+        return not self.is_known or place == self.place
+
+
+@dataclass(frozen=True, slots=True)
 class Facts:
     """What a prune knows of a remote.
 
     `ids` are those of the committed versions that anything is listed of. `deltas` and `anchors` are the versions whose
-    delta, or anchor, is there with all of its objects; `in_doubt` the anchors that are listed and no such. `making` is
-    the version that somebody is said to make or to have prepared, `leftovers` what killed writers began to write. `now`
-    is the store's time, None if it tells none.
+    delta, or anchor, is there with all of its objects; `in_doubt` the anchors that are listed and no such.
+    `leftovers` is what killed writers began to write, `now` the store's time, None if it tells none.
     """
 
     listing: Listing
@@ -50,7 +69,7 @@ class Facts:
     deltas: frozenset[int]
     anchors: frozenset[int]
     in_doubt: frozenset[Place]
-    making: Place | None
+    making: Making
     leftovers: tuple[Entry, ...]
     now: float | None
 
@@ -139,10 +158,16 @@ def _kept(
         before = version
     for lease in leases:
         needed = set(range(lease.version + 1, facts.head + 1))
-        # Without all of them the receiver has to begin at an anchor, as anybody can.
-        if needed <= facts.deltas:
+        # Without all of them the receiver has to begin at an anchor, as anybody can. What follows a manifest that is
+        # listed is there, be it listed later: it goes after the manifest.
+        if all(version in facts.deltas or _has_manifest(facts, version) for version in needed):
             versions |= needed
     return frozenset(versions), frozenset(anchors)
+
+
+def _has_manifest(facts: Facts, version: int) -> bool:
+    held = facts.listing.versions.get(Place(version, facts.ids.get(version, "")))
+    return held is not None and held.document is not None
 
 
 def _is_recent(facts: Facts, terms: Terms, version: int) -> bool:
@@ -219,7 +244,7 @@ def _orphans(facts: Facts) -> Iterator[Removal]:
             if anchor is not None and anchor.document is None and _are_old(facts, anchor.others):
                 yield _removal(ORPHAN, anchor, [], True)
             continue
-        if place == facts.making and place.version > facts.head:
+        if facts.making.may_be(place) and (place.version > facts.head or not facts.making.is_known):
             continue
         held = [each for each in (version, anchor) if each is not None]
         entries = [entry for each in held for entry in each.entries] + acknowledged[place]
@@ -243,16 +268,19 @@ def _removal(what: str, held: Held, acknowledgements: list[Entry], is_committed:
 
 
 def _rank(held: Held, entry: Entry, is_committed: bool) -> tuple[int, str]:
-    """The document first, without which the rest is nothing; before it, of what is no version yet, its prepared commit,
-    so that it does not become one. Last what was decided of it, which nobody is to decide again while that is there."""
+    """The document first, without which the rest is nothing; before it, of what is no version yet, its prepared commit
+    and the documents of its parts, so that it does not become one. Last what was decided of it, which nobody is to
+    decide again while that is there."""
     rest = _rest(entry)
     if rest == DECISION_NAME:
-        return 6, entry.key
+        return 7, entry.key
     if rest == COMMIT_NAME:
-        return 5 if is_committed else 0, entry.key
-    if entry is held.document:
+        return 6 if is_committed else 0, entry.key
+    if is_part_document(rest) and not is_committed:
         return 1, entry.key
-    return 2 if rest == DIGESTS_NAME else 3 if is_payload(rest) else 4, entry.key
+    if entry is held.document:
+        return 2, entry.key
+    return 3 if rest == DIGESTS_NAME else 4 if is_payload(rest) else 5, entry.key
 
 
 def _rest(entry: Entry) -> str:

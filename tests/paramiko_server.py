@@ -77,6 +77,9 @@ class _Files(paramiko.SFTPServerInterface):  # type: ignore[misc]
     def mkdir(self, path: str, attr: Any) -> Any:
         return _tried(lambda: os.mkdir(path))
 
+    def rmdir(self, path: str) -> Any:
+        return _tried(lambda: os.rmdir(path))
+
 
 def _tried(work: Callable[[], Any]) -> Any:
     try:

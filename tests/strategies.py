@@ -130,6 +130,13 @@ def write_tiny_steps(folder: Path, count: int) -> list[Path]:
     return steps
 
 
+def write_halves(folder: Path) -> list[Path]:
+    """Write two successive checkpoints, folder/steps/step-1 and step-2, of two tensors that both change."""
+    base = {name: tensor_of("BF16", (64, 64), seed) for seed, name in enumerate("ab")}
+    target = {name: with_changes(tensor, range(0, 900, 7)) for name, tensor in base.items()}
+    return [write_checkpoint(folder / f"steps/step-{step}", each) for step, each in enumerate((base, target), 1)]
+
+
 # Strategies
 
 dtypes = st.sampled_from(sorted(DTYPES))

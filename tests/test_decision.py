@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,8 +18,9 @@ from dcr_cli.errors import ConflictError, DcrError, NotFoundError
 from dcr_cli.prune import prune
 from dcr_cli.pull import pull
 from dcr_cli.push import PushResult, push
+from dcr_cli.push_part import Rank, push_part
 from dcr_cli.remote.decision import COMMIT, decide
-from dcr_cli.remote.hint import STREAMING, Hint, encode_hint
+from dcr_cli.remote.hint import PREPARED, STREAMING, Hint, encode_hint
 from dcr_cli.remote.keys import Place, new_id
 from dcr_cli.store.backend import AbsentError, Backend
 from dcr_cli.store.opening import open_store
@@ -281,3 +283,65 @@ def test_pruned_while_it_is_committed(scene: Scene) -> None:
                 assert build_all(scene.remote, scene.root / "scratch") == [tree(step) for step in scene.steps[:2]]
             number += 1
         assert number > 5
+
+
+class TestPreparedAgain:
+    """What receivers may have staged stays what it is, whatever its publisher does with it again."""
+
+    def rank(self, scene: Scene, **options: Any) -> None:
+        """Publish step 2 as a rank alone does."""
+        rank = Rank(0, 1)
+        result = push_part(scene.steps[2], scene.remote, rank, baseline=scene.baseline, jobs=1, **options)
+        assert result.version == 3
+
+    def publish(self, scene: Scene, kind: str, **options: Any) -> None:
+        if kind == "part":
+            self.rank(scene, **options)
+        else:
+            assert scene.push(2, **options).version == 3
+
+    def to_be(self, scene: Scene) -> Path:
+        (found,) = scene.remote.glob("versions/0000000003-*/commit.json")
+        return found
+
+    @pytest.fixture(params=["push", "part"])
+    def kind(self, request: pytest.FixtureRequest, scene: Scene) -> str:
+        scene.restore()
+        assert scene.commit() == COMMITTED
+        kind: str = request.param
+        self.publish(scene, kind, prepare=True)
+        return kind
+
+    def test_the_same_bytes_are_prepared_and_committed(self, scene: Scene, kind: str) -> None:
+        path = self.to_be(scene)
+        data = path.read_bytes()
+        self.publish(scene, kind, prepare=True)
+        assert self.to_be(scene) == path and path.read_bytes() == data
+        self.publish(scene, kind)
+        assert (scene.remote / "commits/0000000003.json").read_bytes() == data
+        assert build_all(scene.remote, scene.root / "scratch")[2] == tree(scene.steps[2])
+
+    def test_receivers_are_told_so_all_the_time(self, scene: Scene, kind: str) -> None:
+        states = []
+
+        class Reads(Wrapped):
+            def done(self, name: str, key: str) -> None:
+                if (name, key) == ("write", "next.json"):
+                    states.append(json.loads((scene.remote / key).read_bytes())["state"])
+
+        with wrapping(Reads):
+            self.publish(scene, kind, prepare=True)
+        assert set(states) == {PREPARED}
+
+    @pytest.mark.parametrize("prepare", [True, False])
+    def test_another_commit_is_refused(self, scene: Scene, kind: str, keys: tuple[Path, Path], prepare: bool) -> None:
+        """One that is signed, where nobody signed what is prepared; or one that somebody has changed."""
+        data = self.to_be(scene).read_bytes()
+        if kind == "push":
+            with pytest.raises(ConflictError, match="prepared otherwise"):
+                self.publish(scene, kind, prepare=prepare, sign_key=keys[0])
+        other = data.replace(b'"bytes":', b'"bytes":1')
+        self.to_be(scene).write_bytes(other)
+        with pytest.raises(ConflictError, match="prepared otherwise"):
+            self.publish(scene, kind, prepare=prepare)
+        assert self.to_be(scene).read_bytes() == other and len(commits(scene.remote)) == 2

@@ -22,7 +22,7 @@ from part_ranks import all_ranks, one_rank, results
 from published import build_all, commits, version_folder
 from receivers import fresh_copy, tree, write_rich_pair
 from store_wrappers import Allows, KillsAtCall, wrapping
-from strategies import TensorData, tensor_of, with_changes, write_checkpoint, write_tiny_steps
+from strategies import TensorData, tensor_of, with_changes, write_checkpoint, write_halves, write_tiny_steps
 
 
 @pytest.fixture
@@ -324,6 +324,39 @@ def test_a_part_that_was_changed(steps: list[Path], remote: Path) -> None:
     outcome = one_rank(steps[1], remote, Rank(0, 2))
     assert isinstance(outcome, DamagedError) and "its ranks is another" in str(outcome)
     assert len(commits(remote)) == 1
+
+
+def test_payloads_that_are_gone(tmp_path: Path, remote: Path) -> None:
+    """They are made again by the rank whose they are; until then there is no version."""
+    start, end = write_halves(tmp_path)
+    push(start, remote)
+    for rank in (0, 1):
+        one_rank(end, remote, Rank(rank, 2), timeout_seconds=0.0)
+    payloads = {rank: next(remote.glob(f"versions/*/payloads/{rank:06d}.safetensors")) for rank in (0, 1)}
+    before = {rank: payload.read_bytes() for rank, payload in payloads.items()}
+    payloads[0].unlink()
+    payloads[1].write_bytes(b"short")
+    outcome = one_rank(end, remote, Rank(0, 2), timeout_seconds=0.0)
+    assert isinstance(outcome, ConflictError) and "not those of ranks 1" in str(outcome)
+    assert len(commits(remote)) == 1 and payloads[0].read_bytes() == before[0]
+    assert [each.recovered for each in results(all_ranks(end, remote, 2))] == [True, False]
+    assert payloads[1].read_bytes() == before[1]
+    assert build_all(remote, tmp_path / "scratch")[1] == tree(end)
+
+
+def test_a_part_that_is_made_otherwise(tmp_path: Path, remote: Path) -> None:
+    """A document that is there stands for one table, and that for the bytes of its payloads."""
+    start, end = write_halves(tmp_path)
+    push(start, remote)
+    one_rank(end, remote, Rank(1, 2), wait=False)
+    (payload,) = remote.glob("versions/*/payloads/*")
+    payload.write_bytes(b"")
+    before = tree(remote)
+    outcome = one_rank(end, remote, Rank(1, 2), wait=False, encoding="whole")
+    assert isinstance(outcome, ConflictError) and "--attempt" in str(outcome.hint)
+    assert tree(remote) == before
+    results(all_ranks(end, remote, 2, "another", encoding="whole"))
+    assert build_all(remote, tmp_path / "scratch")[1] == tree(end)
 
 
 def test_only_parts_signed_by_the_same_key_count(steps: list[Path], remote: Path, keys: tuple[Path, Path]) -> None:

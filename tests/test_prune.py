@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from dcr_cli.anchor import anchor
 from dcr_cli.errors import ConflictError, NotFoundError, TransportError, UsageError
 from dcr_cli.prune import PruneResult, prune
 from dcr_cli.push import push
@@ -26,13 +27,16 @@ from dcr_cli.remote.keys import (
     decision_key,
     digests_key,
     manifest_key,
+    part_key,
     payload_key,
     prepared_key,
 )
 from dcr_cli.remote.prune_lock import LEFT_AFTER_SECONDS, PruneLock
-from dcr_cli.store.backend import Answer, new_name
+from dcr_cli.store.backend import Answer, Entry, PermanentError, Status, new_name
 from dcr_cli.store.store import Store
+from dcr_cli.verify_remote import verify_remote
 from histories import CREATED, DAY, HISTORY, KilledError, Objects, id_of, new_remote, publish, serve
+from store_wrappers import Allows, wrapping
 from strategies import write_tiny_steps
 
 HOUR = 3600.0
@@ -198,6 +202,20 @@ class TestLeases:
         assert pruned(keep=1).receivers == ()
         assert deltas_in(objects, 9) == {8, 9}
 
+    @pytest.mark.parametrize("key", ["payload", "digests"])
+    def test_what_is_listed_late_keeps_its_lease(self, objects: Objects, pruned: Pruning, key: str) -> None:
+        publisher = publish(objects, "addddddD")
+        publisher.acknowledge(3, "slow")
+        late = payload_key(publisher.place(7), 1) if key == "payload" else digests_key(publisher.place(7))
+
+        class ListsLate(Objects):
+            def entries(self, prefix: str) -> Iterator[Entry]:
+                return (entry for entry in super().entries(prefix) if entry.key != late)
+
+        objects.__class__ = ListsLate
+        pruned(keep=1)
+        assert deltas_in(objects, 8) == {4, 5, 6, 7, 8}
+
     def test_a_way_that_is_cut_already_keeps_nothing(self, objects: Objects, pruned: Pruning) -> None:
         publisher = publish(objects, "addDddDdd")
         publisher.acknowledge(2, "slow")
@@ -248,6 +266,27 @@ class TestOrphans:
         pruned()
         assert prepared_key(place) in objects.objects and manifest_key(place) in objects.objects
 
+    def test_what_is_to_be_committed_and_has_lost_goes(self, objects: Objects, pruned: Pruning) -> None:
+        place = self.publish(objects, 3, None)
+        objects.set(decision_key(place), encode_decision(HISTORY, place, COMMIT))
+        objects.now += DAY
+        pruned()
+        assert self.left(objects, place) == []
+
+    def test_parts_are_given_up_and_count_no_more_before_they_go(self, objects: Objects, pruned: Pruning) -> None:
+        place = Place(4, "e" * 32)
+        publish(objects, "add")
+        objects.set(payload_key(place, 1), b"payload")
+        objects.set(part_key(place, "00001.zst"), b"table")
+        objects.set(part_key(place, "00001.json"), b"part")
+        objects.now += DAY
+        objects.calls.clear()
+        pruned()
+        removed = [key for name, key in objects.calls if name == "write" and str(place) in key]
+        parts = part_key(place, "00001.json"), payload_key(place, 1), part_key(place, "00001.zst")
+        assert removed == [decision_key(place), *parts, decision_key(place)]
+        assert self.left(objects, place) == []
+
     def test_what_was_given_up_goes_with_the_decision_last(self, objects: Objects, pruned: Pruning) -> None:
         place = self.publish(objects, 4, None)
         objects.set(decision_key(place), encode_decision(HISTORY, place, ABORT))
@@ -264,6 +303,32 @@ class TestOrphans:
         objects.now += 100 * DAY
         pruned()
         assert len(self.left(objects, place)) == 5
+
+    @pytest.mark.parametrize("data", [b"", b"nonsense", b"{}\n", b"x" * (1 << 17)])
+    def test_what_may_be_made_stays(self, objects: Objects, pruned: Pruning, data: bytes) -> None:
+        """Of a hint that is none, nobody knows what it says."""
+        place = self.publish(objects, 4, None)
+        objects.set(HINT_KEY, data)
+        objects.now += 100 * DAY
+        result = pruned()
+        assert (result.outlived, result.unknown) == ((), (HINT_KEY,))
+        assert len(self.left(objects, place)) == 5 and objects.data(HINT_KEY) == data
+
+    def test_a_hint_that_cannot_be_got(self, objects: Objects, pruned: Pruning) -> None:
+        place = self.publish(objects, 4, PREPARED)
+        objects.now += 100 * DAY
+        before = dict(objects.objects)
+
+        class NoHint(Objects):
+            def read(self, key: str, begin: int, size: int | None) -> Answer:
+                if key == HINT_KEY:
+                    raise PermanentError("answers with status 500")
+                return super().read(key, begin, size)
+
+        objects.__class__ = NoHint
+        with pytest.raises(TransportError, match=r"next\.json: answers with status 500"):
+            pruned()
+        assert objects.objects == before and len(self.left(objects, place)) == 5
 
     def test_what_has_no_time_stamp_stays(self, objects: Objects, pruned: Pruning) -> None:
         objects.tells_time = False
@@ -308,7 +373,8 @@ class TestOrphans:
         pruned()
         assert 4 in deltas_in(objects, 4) and can_be_had(objects, 4) == {1, 2, 3, 4}
 
-    def test_what_is_gone_on_with_meanwhile_stays(self, objects: Objects, pruned: Pruning) -> None:
+    @pytest.mark.parametrize("is_understood", [True, False])
+    def test_what_is_gone_on_with_meanwhile_stays(self, objects: Objects, pruned: Pruning, is_understood: bool) -> None:
         publisher = publish(objects, "add")
         publisher.empty_delta()
         objects.objects.pop(commit_key(4))
@@ -321,10 +387,71 @@ class TestOrphans:
                     self.set(HINT_KEY, hint)
                 return super().read(key, begin, size)
 
-        hint = encode_hint(Hint(HISTORY, publisher.place(4), STREAMING, CREATED))
+        hint = encode_hint(Hint(HISTORY, publisher.place(4), STREAMING, CREATED)) if is_understood else b"?"
         objects.__class__ = GoesOn
         assert pruned().deleted_objects == 0
         assert before.items() <= objects.objects.items()
+
+
+class TestAnchorsPublishedAgain:
+    """An anchor that is put while a prune removes it is left whole."""
+
+    @pytest.mark.parametrize("had_document", [True, False])
+    def test_its_files_stay(self, objects: Objects, pruned: Pruning, had_document: bool) -> None:
+        publisher = publish(objects, "aDDDD")
+        place = publisher.place(2)
+        document = anchor_key(place)
+        if not had_document:
+            del objects.objects[document]
+            objects.now += DAY
+        before = objects.objects.keys() | {document}
+
+        class Publishes(Objects):
+            def status(self, key: str) -> Status | None:
+                # When the document has gone, or before the first file does.
+                if key == document and document not in self.objects:
+                    publisher.add_empty_anchor(2)
+                return super().status(key)
+
+        objects.__class__ = Publishes
+        pruned(keep=1)
+        assert {key for key in before if key.startswith(f"anchors/{place}")} <= objects.objects.keys()
+        assert 2 in anchors_in(objects, 5)
+
+    @pytest.mark.parametrize("may_look", [True, False])
+    def test_what_was_taken_is_put_again(self, tmp_path: Path, may_look: bool) -> None:
+        """A file that is removed before the document comes."""
+        step, remote = write_tiny_steps(tmp_path, 1)[0], tmp_path / "remote"
+        push(step, remote)
+        (document,) = remote.glob("anchors/*.json")
+        document.unlink()
+
+        class Prunes(Allows):
+            def called(self, name: str, key: str) -> None:
+                super().called(name, key)
+                if name == "write" and key == f"anchors/{document.name}":
+                    for path in ("config.json", "step.txt"):
+                        (document.with_suffix("") / "files" / path).unlink()
+
+        get = ["dcr.json", "commits/*", *(["anchors/*"] if may_look else [])]
+        with wrapping(lambda backend: Prunes(backend, get=get, put=["anchors/*"])):
+            assert not anchor(step, remote).already
+        assert verify_remote(remote, deep=True).matches == may_look
+
+
+def test_a_version_that_comes_while_it_is_listed(objects: Objects, pruned: Pruning) -> None:
+    publisher = publish(objects, "addDddDdd")
+
+    class Busy(Objects):
+        def entries(self, prefix: str) -> Iterator[Entry]:
+            found = list(super().entries(prefix))
+            publisher.empty_delta()
+            return iter(found)
+
+    objects.__class__ = Busy
+    result = pruned(keep=1)
+    assert result.is_head_reachable and result.kept == (8, 9) and result.in_doubt == ()
+    assert publisher.head > 9 and can_be_had(objects, publisher.head) == {4, 7, *range(8, publisher.head + 1)}
 
 
 def test_each_version_is_removed_by_its_manifest_first(objects: Objects, pruned: Pruning) -> None:
@@ -470,6 +597,28 @@ class TestLock:
 
         monkeypatch.setattr(Store, "delete", interrupt)
         with pytest.raises(KeyboardInterrupt):
+            pruned(keep=1)
+        assert PRUNE_KEY not in objects.objects
+
+    @pytest.mark.parametrize("was_left", [False, True])
+    def test_a_clock_that_cannot_be_asked_lets_go_of_it(
+        self, objects: Objects, pruned: Pruning, was_left: bool
+    ) -> None:
+        publish(objects, "aDDD")
+
+        class Fails(Objects):
+            def status(self, key: str) -> Status | None:
+                if key == PRUNE_KEY and b"another" not in self.data(PRUNE_KEY):
+                    raise PermanentError("answers with status 500")
+                return super().status(key)
+
+        if was_left:
+            objects.set(PRUNE_KEY, b'{"owner": "another"}')
+            with pytest.raises(ConflictError):
+                pruned(keep=1)
+            objects.now += LEFT_AFTER_SECONDS
+        objects.__class__ = Fails
+        with pytest.raises(TransportError, match="status 500"):
             pruned(keep=1)
         assert PRUNE_KEY not in objects.objects
 

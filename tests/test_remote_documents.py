@@ -23,10 +23,20 @@ from hypothesis import given, strategies as st
 from dcr_cli.checkpoint.digest import State, object_digest
 from dcr_cli.delta.commit import Commit
 from dcr_cli.delta.file_rules import RANGE_BYTES, RangedFile, range_spans
-from dcr_cli.errors import DamagedError, LocalError, UnsupportedError, UsageError, WrongBaseError
+from dcr_cli.errors import DamagedError, LocalError, TransportError, UnsupportedError, UsageError, WrongBaseError
 from dcr_cli.remote.acknowledgement import Acknowledgement, decode_acknowledgement, encode_acknowledgement
 from dcr_cli.remote.anchor import ANCHOR_KIND, Anchor, decode_anchor, encode_anchor
-from dcr_cli.remote.hint import GIVEN_UP, PREPARED, STREAMING, Hint, decode_hint, encode_hint, read_hint, write_hint
+from dcr_cli.remote.hint import (
+    GIVEN_UP,
+    PREPARED,
+    STREAMING,
+    Hint,
+    decode_hint,
+    encode_hint,
+    read_hint,
+    require_hint,
+    write_hint,
+)
 from dcr_cli.remote.history import ENCODINGS, History, decode_history, encode_history
 from dcr_cli.remote.keys import (
     MOST_VERSION,
@@ -251,6 +261,8 @@ def test_a_hint_that_cannot_be_read_is_none() -> None:
     write_hint(Store(backend, "memory://test-hint"), hint)
     assert read_hint(Store(backend, "memory://test-hint")) == hint
     assert read_hint(Store(FailsCalls(backend, 1 << 30), "memory://x", patience=clock.patience())) is None
+    with pytest.raises(TransportError):
+        require_hint(Store(FailsCalls(backend, 1 << 30), "memory://x", patience=clock.patience()))
 
 
 # Keys that sign

@@ -26,7 +26,7 @@ from dcr_cli.remote import anchor as anchors
 from dcr_cli.remote.acknowledgement import decode_acknowledgement, encode_acknowledgement, read_acknowledgement
 from dcr_cli.remote.anchor import ANCHOR_KIND, Anchor, decode_anchor, encode_anchor, open_anchor
 from dcr_cli.remote.decision import ABORT, COMMIT, decide, decode_decision, encode_decision, read_decision
-from dcr_cli.remote.hint import Hint, decode_hint, encode_hint, read_hint
+from dcr_cli.remote.hint import Hint, decode_hint, encode_hint, read_hint, require_hint
 from dcr_cli.remote.history import History, decode_history, encode_history
 from dcr_cli.remote.keys import (
     HINT_KEY,
@@ -597,8 +597,10 @@ def test_rule_110_a_hint_is_never_refused(store: Store) -> None:
         assert decode_hint(data) is None, data[:80]
         store.put(HINT_KEY, data)
         assert read_hint(store) is None
+        # It counts as absent for who goes without it, not for who removes what it may speak of.
+        refused(partial(require_hint, store), "next.json")
     store.put(HINT_KEY, line)
-    assert read_hint(store) == hint
+    assert read_hint(store) == require_hint(store) == hint
 
 
 # Parts

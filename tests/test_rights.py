@@ -16,7 +16,7 @@ import pytest
 import dcr_cli
 from dcr_cli.anchor import anchor
 from dcr_cli.commit import commit
-from dcr_cli.errors import TransportError, WrongBaseError
+from dcr_cli.errors import NotFoundError, TransportError, WrongBaseError
 from dcr_cli.log import log
 from dcr_cli.prune import prune
 from dcr_cli.pull import pull
@@ -203,6 +203,21 @@ def test_a_part(steps: list[Path], remote: Path) -> None:
     push(steps[0], remote)
     with rights_of("push --part", uses_all=True):
         assert push_part(steps[1], remote, Rank(0, 1)).version == 2
+
+
+def test_a_part_from_elsewhere(steps: list[Path], remote: Path, tmp_path: Path) -> None:
+    push(steps[0], remote)
+    kept = fresh_copy(baseline_of(steps[0]), tmp_path / "kept")
+    with rights_of("push --part"):
+        assert push_part(steps[1], remote, Rank(0, 1), base=steps[0], baseline=tmp_path / "home").version == 2
+    push(steps[1], remote, no_delta=True)
+    push(steps[2], remote, no_delta=True)
+    with rights_of("push --part"):
+        assert push_part(steps[3], remote, Rank(0, 1), base=steps[2], baseline=tmp_path / "home").version == 4
+    with rights_of("push --part"), pytest.raises((TransportError, NotFoundError, WrongBaseError)):
+        push_part(steps[0], remote, Rank(0, 1), baseline=kept)
+    with rights_of("push --part", with_added=True):
+        assert push_part(steps[0], remote, Rank(0, 1), baseline=kept).version == 5
 
 
 def test_anchor(steps: list[Path], remote: Path) -> None:

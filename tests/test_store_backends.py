@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import paramiko
 import pytest
@@ -28,6 +29,7 @@ from dcr_cli.store.local import LocalBackend
 from dcr_cli.store.location import locate
 from dcr_cli.store.memory import MemoryBackend
 from dcr_cli.store.opening import open_store
+from dcr_cli.store.sftp import SftpBackend
 from dcr_cli.store.store import Store
 from faults import StoppedError, watching
 from paramiko_server import paramiko_server, taking_at_most
@@ -569,8 +571,31 @@ def test_a_folder_that_is_emptied_while_something_is_put_there(tmp_path: Path, c
     assert number > 3
 
 
-def test_folders_go_with_the_last_that_is_in_them(tmp_path: Path) -> None:
-    backend = LocalBackend(str(tmp_path))
+@pytest.mark.parametrize("way", ["put", "create"])
+@pytest.mark.parametrize(("before", "key"), [("open", "a/b/new"), ("mkdir", "a/b/c/new")])
+def test_a_folder_of_a_server_that_is_emptied_while_something_is_put_there(
+    sftp: dict[str, object], tmp_path: Path, clock: Clock, way: str, before: str, key: str
+) -> None:
+    store = open_store(f"sftp://127.0.0.1{tmp_path}", sftp, patience=clock.patience())
+    store.put("a/b/old", b"old")
+    called: Callable[..., Any] = getattr(paramiko.SFTPClient, before)
+
+    def empty_first(session: paramiko.SFTPClient, *arguments: Any) -> Any:
+        store.delete("a/b/old")
+        return called(session, *arguments)
+
+    with mock.patch.object(paramiko.SFTPClient, before, empty_first):
+        if way == "put":
+            store.put(key, b"new")
+        else:
+            assert store.put_if_absent(key, b"new")
+    assert store.get(key, most_bytes=3) == b"new" and store.get("a/b/old", most_bytes=3) is None
+
+
+@pytest.mark.parametrize("kind", ["local", "sftp"])
+def test_folders_go_with_the_last_that_is_in_them(sftp: dict[str, object], tmp_path: Path, kind: str) -> None:
+    location = locate(f"sftp://127.0.0.1{tmp_path}")
+    backend = LocalBackend(str(tmp_path)) if kind == "local" else SftpBackend(location, sftp)
     for key in ("a/b/c/d", "a/b/e"):
         backend.write(key, b"1", 1)
     backend.remove("a/b/c/d")

@@ -50,6 +50,11 @@ def is_young(home: Folder, now: Status | None) -> bool:
         begun = strict_json(text, _NAME)["modified"] if text is not None else ""
     except (DcrError, ValueError, TypeError, KeyError):
         return False
+    return (begun is None or isinstance(begun, int | float)) and is_young_since(begun, now)
+
+
+def is_young_since(begun: float | None, now: Status | None) -> bool:
+    """The same of what was begun at a time of the store's."""
     if now is None or begun is None or now.modified is None:
         return now is not None and begun is None and now.modified is None
-    return isinstance(begun, int | float) and abs(now.modified - begun) < YOUNG_SECONDS
+    return abs(now.modified - begun) < YOUNG_SECONDS

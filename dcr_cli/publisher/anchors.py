@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -91,7 +91,11 @@ def publish_anchor(
                     uploads.submit(partial(_send, store, source, plan.place, file, home))
             uploads.finish()
         reader.check_unchanged()
-    store.put(anchor_key(plan.place), data)
+        store.put(anchor_key(plan.place), data)
+        for file in _taken(store, plan.place, files):
+            _send(store, source, plan.place, file, None)
+            sent_bytes += file.size
+        reader.check_unchanged()
     return PublishedAnchor(anchor, data, sent_bytes + len(data))
 
 
@@ -131,11 +135,22 @@ def _send(store: Store, source: Checkpoint, place: Place, file: RangedFile, home
         note_sent(home, _mark(file))
 
 
-def _is_sent(store: Store, home: Folder, place: Place, file: RangedFile) -> bool:
-    if not was_sent(home, _mark(file)):
-        return False
+def _taken(store: Store, place: Place, files: Iterable[RangedFile]) -> list[RangedFile]:
+    """The files that a prune, which began when there was no document of this anchor, has taken meanwhile. From when
+    there is one, it takes none."""
+    if store.stat(anchor_key(place), is_denied_absent=True) is None:
+        # Who may only write is not shown what came of it.
+        return []
+    return [file for file in files if not _is_there(store, place, file)]
+
+
+def _is_there(store: Store, place: Place, file: RangedFile) -> bool:
     status = store.stat(anchor_file_key(place, file.path), is_denied_absent=True)
     return status is not None and status.size == file.size
+
+
+def _is_sent(store: Store, home: Folder, place: Place, file: RangedFile) -> bool:
+    return was_sent(home, _mark(file)) and _is_there(store, place, file)
 
 
 def _mark(file: RangedFile) -> str:

@@ -11,7 +11,7 @@ from dcr_cli.delta.commit import Commit
 from dcr_cli.errors import ConflictError
 from dcr_cli.remote.keys import Place, anchor_key, commit_key
 from dcr_cli.remote.log import Log
-from dcr_cli.remote.signing import SigningKey
+from dcr_cli.remote.signing import SigningKey, Trust
 from dcr_cli.remote.version import COMMIT_KIND, AnchorParts, Published, Version, decode_version, encode_version
 from dcr_cli.store.store import Store
 
@@ -54,6 +54,22 @@ def make_commit(
     )
     line = encode_version(version)
     return author.key.sign(line, COMMIT_KIND) if author.key is not None else line
+
+
+def is_same_commit(kept: bytes, made: bytes, number: int, what: str) -> bool:
+    """Whether a commit that is there is of the state and objects that one is which was made now, and as much signed;
+    when it was made, and what its publisher knew of anchors then, may differ."""
+    ours, theirs = (decode_version(data, number, what) for data in (made, kept))
+    keys = frozenset(key for key, _ in ours.signed.signatures)
+    is_signed = frozenset(Trust(keys).signers(theirs.signed, COMMIT_KIND)) == keys
+    return is_signed and _facts_of(theirs.version) == _facts_of(ours.version)
+
+
+def _facts_of(version: Version) -> Version:
+    parts = version.parts
+    if isinstance(parts, Commit):
+        parts = replace(parts, created="", publisher="")
+    return replace(version, parts=parts, anchor=0, created="", publisher="")
 
 
 def newest_anchor(store: Store, head: Published) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from dcr_cli.checkpoint.checkpoint import Checkpoint
@@ -113,7 +114,9 @@ class PartBase:
         Of shards of ranks, those that are there.
         """
         if self._options.base is not None:
-            return self._source.base_like(self._options.base, version_like(self._store, head, self._source.skipped))
+            return self._source.base_like(
+                self._options.base, partial(version_like, self._store, head, self._source.skipped)
+            )
 
         def look() -> Checkpoint | None:
             try:

@@ -18,11 +18,13 @@ from dcr_cli.delta.choice import Allowed
 from dcr_cli.delta.encoder import PieceEncoder
 from dcr_cli.delta.encoding import Elements, Encoding, LoadBlock, block_elements
 from dcr_cli.delta.feed import PieceFeed, write_file
-from dcr_cli.delta.manifest import Run
+from dcr_cli.delta.manifest import PayloadRow, Run
 from dcr_cli.delta.payload import PayloadWriter
 from dcr_cli.delta.scan import Part, Scanned, Scanner
+from dcr_cli.errors import ConflictError
 from dcr_cli.layout.laid import LaidCheckpoint
 from dcr_cli.publisher.committing import Author
+from dcr_cli.publisher.part_reading import ReadPart
 from dcr_cli.publisher.piece_scanning import PieceScanner
 from dcr_cli.publisher.shares import Slice
 from dcr_cli.publisher.uploads import Uploads
@@ -71,13 +73,25 @@ class PartMaking:
         self._rank = rank
         self._author = author
         self._effort = effort
+        self._kept: ReadPart | None = None
         self.sent_bytes = 0
 
-    def make(self, base: Checkpoint, target: Checkpoint, share: tuple[Slice, ...], allowed: Allowed) -> None:
-        """Compare the share and put its payloads, then its table; rank 0 also writes the files that changed.
+    def make(
+        self,
+        base: Checkpoint,
+        target: Checkpoint,
+        share: tuple[Slice, ...],
+        allowed: Allowed,
+        *,
+        kept: ReadPart | None = None,
+    ) -> None:
+        """Compare the share and put its payloads; rank 0 also writes the files that changed.
 
-        ConflictError if one of the checkpoints changes meanwhile. `publish` makes it count.
+        `kept` is the part that a stopped run has published, if one has: then the same has to come of it again, as its
+        document cannot be another. ConflictError if it does not, or if one of the checkpoints changes meanwhile.
+        `publish` makes it count.
         """
+        self._kept = kept
         with ExitStack() as stack:
             readers = stack.enter_context(base.reader()), stack.enter_context(target.reader())
             workers = stack.enter_context(Workers(self._effort.jobs, "part", self._effort.progress))
@@ -101,18 +115,35 @@ class PartMaking:
         self._table = encode_table(PartTable(tuple(_slice_row(row, numbers) for row in rows), file_runs, payloads))
 
     def publish(self) -> None:
-        """Make the part count, unless there is one of this rank already: then that counts."""
-        place, author = self._attempt.place, self._author
+        """Put the table, and make the part count, unless there is one of this rank already: then that counts."""
+        place = self._attempt.place
+        data = self._document()
         self._store.put(part_table_key(place, self._rank), self._table)
-        part = PartCommit(self._rank, object_digest(self._table), len(self._table), author.now(), author.publisher)
-        line = encode_part(self._attempt, part)
-        data = author.key.sign(line, PART_KIND) if author.key is not None else line
         self._store.put_if_absent(part_commit_key(place, self._rank), data)
         self.sent_bytes += len(self._table) + len(data)
 
+    def _document(self) -> bytes:
+        author, digest = self._author, object_digest(self._table)
+        if self._kept is not None:
+            if self._kept.commit.table_blake3 != digest:
+                raise self._made_otherwise()
+            return self._kept.data
+        part = PartCommit(self._rank, digest, len(self._table), author.now(), author.publisher)
+        line = encode_part(self._attempt, part)
+        return author.key.sign(line, PART_KIND) if author.key is not None else line
+
     def _emit(self, uploads: Uploads, name: str, data: bytes) -> None:
+        kept = self._kept
+        # Its number is in it: no two of them are the same.
+        if kept is not None and PayloadRow(len(data), object_digest(data)) not in kept.table.payloads:
+            raise self._made_otherwise()
         self.sent_bytes += len(data)
         uploads.submit(lambda: self._store.put(f"{VERSIONS}{self._attempt.place}/{name}", data))
+
+    def _made_otherwise(self) -> ConflictError:
+        facts = f"the part of rank {self._rank} was published before, and is not what comes of it now"
+        hint = "give all ranks the options that it was made with, or another --attempt"
+        return ConflictError(self._store.shown, facts, hint=hint)
 
 
 class _Scans(Protocol):

@@ -7,7 +7,7 @@ Where they start from is part_base.py's matter, comparing part_making.py's.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from dcr_cli.checkpoint.checkpoint import Checkpoint, Tensor
@@ -91,11 +91,16 @@ class PartSource:
         check_places(part, base, own)
         return part, cut_by_layout(base, layout, self._rank.count)
 
-    def base_like(self, given: Given, version: Checkpoint) -> Checkpoint:
+    def base_like(self, given: Given, describe: Callable[[], Checkpoint]) -> Checkpoint:
         """What a rank was given to start from, as a checkpoint at a version: of shards of ranks those that are there,
-        if shards are published too; else all, for any element of theirs may be in a rank's share."""
+        if shards are published too; else all, for any element of theirs may be in a rank's share.
+
+        `describe` tells of the version as the remote does, and is asked of shards alone: that may take rights of its
+        own.
+        """
         if not isinstance(given.opened, RankShards):
             return given.like(None)
+        version = describe()
         if not self.given.is_sharded:
             return given.like(version)
         return lay_part(given.opened, given.layout_like(version), version, given.opened.shards)

@@ -9,19 +9,10 @@ from typing import TypeVar
 
 from dcr_cli.delta.line import COMMIT_LIMIT
 from dcr_cli.errors import ConflictError
-from dcr_cli.publisher.described import OBJECT_LIMIT, get_object
+from dcr_cli.publisher.part_reading import ReadPart, lacking, read_part
 from dcr_cli.remote.keys import prepared_key
 from dcr_cli.remote.log import Log
-from dcr_cli.remote.part import (
-    PART_KIND,
-    Attempt,
-    PartTable,
-    decode_part,
-    open_table,
-    part_commit_key,
-    part_table_key,
-    unchanged_key,
-)
+from dcr_cli.remote.part import Attempt, PartTable, unchanged_key
 from dcr_cli.remote.signing import Trust
 from dcr_cli.remote.version import Published, decode_version
 from dcr_cli.stopping import pause
@@ -68,27 +59,29 @@ class Ended:
     published: Published | None = None
 
 
-def has_part(store: Store, attempt: Attempt, rank: int, trust: Trust) -> bool:
-    """Whether the part of a rank is complete. DamagedError, or WrongBaseError, if what is there is not it."""
-    return _read_part(store, attempt, rank, trust) is not None
-
-
 def wait_for_parts(store: Store, attempt: Attempt, trust: Trust, patience: Patience) -> list[PartTable]:
-    """The tables of all ranks, in order; ConflictError if not all are there in time."""
-    found: dict[int, PartTable] = {}
+    """The tables of all ranks, in order, all of whose payloads are there; ConflictError if they are not in time.
+
+    A rank whose payloads a prune has taken, with all ranks stopped, may be making them again.
+    """
+    found: dict[int, ReadPart] = {}
 
     def look() -> list[PartTable] | None:
         for rank in range(attempt.ranks):
-            table = None if rank in found else _read_part(store, attempt, rank, trust)
-            if table is not None:
-                found[rank] = table
-        return [found[rank] for rank in range(attempt.ranks)] if len(found) == attempt.ranks else None
+            part = None if rank in found else read_part(store, attempt, rank, trust)
+            if part is not None:
+                found[rank] = part
+        if len(found) < attempt.ranks:
+            return None
+        for rank in lacking(store, attempt, found):
+            del found[rank]
+        return [found[rank].table for rank in range(attempt.ranks)] if len(found) == attempt.ranks else None
 
     def missing() -> ConflictError:
         ranks = [str(rank) for rank in range(attempt.ranks) if rank not in found]
         more = f" and {len(ranks) - 10} more" if len(ranks) > 10 else ""
-        facts = f"{len(found)} of {attempt.ranks} parts are there, not those of ranks {', '.join(ranks[:10])}"
-        return too_late(store, facts + more)
+        facts = f"{len(found)} of {attempt.ranks} parts are there with all payloads"
+        return too_late(store, f"{facts}, not those of ranks {', '.join(ranks[:10])}{more}")
 
     return patience.wait(look, missing)
 
@@ -111,18 +104,6 @@ def wait_for_end(store: Store, log: Log, attempt: Attempt, patience: Patience) -
         return Ended("prepared", decode_version(data, place.version, f"{store.shown}/{key}")) if data else None
 
     return patience.wait(look, lambda: too_late(store, "rank 0 has not committed the version"))
-
-
-def _read_part(store: Store, attempt: Attempt, rank: int, trust: Trust) -> PartTable | None:
-    key = part_commit_key(attempt.place, rank)
-    data = store.get(key, most_bytes=COMMIT_LIMIT, is_denied_absent=True)
-    if data is None:
-        return None
-    what = f"{store.shown}/{key}"
-    part, signed = decode_part(data, attempt, rank, what)
-    trust.check(signed, PART_KIND, what)
-    key = part_table_key(attempt.place, rank)
-    return open_table(part, attempt, get_object(store, key, OBJECT_LIMIT), f"{store.shown}/{key}")
 
 
 def too_late(store: Store, facts: str) -> ConflictError:

@@ -14,11 +14,12 @@ from typing import TypeVar
 
 from dcr_cli.checkpoint.digest import State
 from dcr_cli.delta.commit import Commit
+from dcr_cli.delta.line import COMMIT_LIMIT
 from dcr_cli.durable import Folder
 from dcr_cli.errors import ConflictError
 from dcr_cli.fetch.position import Position
 from dcr_cli.publisher.age import announce, is_begun, is_young, note_beginning
-from dcr_cli.publisher.committing import Author, Outcome, create_commit, make_commit, newest_anchor
+from dcr_cli.publisher.committing import Author, Outcome, create_commit, is_same_commit, make_commit, newest_anchor
 from dcr_cli.publisher.outgoing import (
     Outgoing,
     Sending,
@@ -110,7 +111,7 @@ class Publication:
     def _goes_on(self, sending: Sending) -> bool:
         if not is_begun(self._home) or (was_prepared(self._home) and self._is_given_up(sending)):
             return False
-        if is_young(self._home, announce(self._store, self._hint(sending.place, STREAMING))):
+        if is_young(self._home, announce(self._store, self._hint(sending.place, self._state))):
             return True
         write_hint(self._store, self._hint(sending.place, GIVEN_UP))
         return False
@@ -127,7 +128,12 @@ class Publication:
 
     def _begin(self, place: Place) -> None:
         """Say what is being sent, and since when."""
-        note_beginning(self._home, announce(self._store, self._hint(place, STREAMING)))
+        note_beginning(self._home, announce(self._store, self._hint(place, self._state)))
+
+    @property
+    def _state(self) -> str:
+        """How far what is sent is: what receivers may stage is not taken back while it is looked at again."""
+        return PREPARED if was_prepared(self._home) else STREAMING
 
     def anchor_sending(self, state: State) -> Sending:
         """What is sent now of a version that is an anchor of this state."""
@@ -173,19 +179,26 @@ class Publication:
 
     def prepare(self, place: Place, parts: Commit, anchor: int) -> int:
         """Let receivers stage the version, all of which is sent: the bytes of its commit to be."""
-        data = make_commit(self.history, place, self.head, parts, anchor=anchor, author=self._author)
+        data = self._commit_to_be(place, parts, anchor)
         note_prepared(self._home)
         self._store.put(prepared_key(place), data)
         write_hint(self._store, self._hint(place, PREPARED))
         return len(data)
 
-    def commit(self, place: Place, parts: Commit | AnchorParts, anchor: int) -> Committed:
+    def commit(
+        self, place: Place, parts: Commit | AnchorParts, anchor: int, *, is_attempt_of_many: bool = False
+    ) -> Committed:
         """Make the version exist, all of which is sent. ConflictError if another one was faster with another state, or
-        if it was prepared before and is given up."""
-        data = make_commit(self.history, place, self.head, parts, anchor=anchor, author=self._author)
+        if it is given up.
+
+        What may be prepared, or given up, is decided first: what this publisher has prepared, and an attempt that
+        others may make too.
+        """
+        is_decided = is_attempt_of_many or was_prepared(self._home)
+        data = (self._commit_to_be if is_decided else self._make_commit)(place, parts, anchor)
         try:
-            if was_prepared(self._home):
-                self.decide(place)
+            if is_decided:
+                self._decide(place)
             outcome, published = create_commit(self._store, self.log, data, place.version)
         except ConflictError:
             drop_outgoing(self._home)
@@ -199,20 +212,39 @@ class Publication:
             drop_outgoing(self._home)
             write_hint(self._store, self._hint(place, GIVEN_UP))
 
-    def decide(self, place: Place) -> None:
+    def _commit_to_be(self, place: Place, parts: Commit | AnchorParts, anchor: int) -> bytes:
+        """The bytes of the commit of a version: those with which it is prepared, if it is, and never others.
+
+        ConflictError if these say something else.
+        """
+        made = self._make_commit(place, parts, anchor)
+        key = prepared_key(place)
+        kept = self._store.get(key, most_bytes=COMMIT_LIMIT, is_denied_absent=True)
+        if kept is not None and not is_same_commit(kept, made, place.version, f"{self._store.shown}/{key}"):
+            facts = f"version {place.version} is prepared otherwise, or without the signature of this --sign-key"
+            hint = f"dcr commit --abort {shlex.quote(self._store.shown)} {place.version} gives it up"
+            raise ConflictError(self._store.shown, facts, hint=hint)
+        return made if kept is None else kept
+
+    def _make_commit(self, place: Place, parts: Commit | AnchorParts, anchor: int) -> bytes:
+        return make_commit(self.history, place, self.head, parts, anchor=anchor, author=self._author)
+
+    def _decide(self, place: Place) -> None:
         """Decide that a version which may be prepared is committed; ConflictError if it was given up."""
         if decide(self._store, self.history, place, COMMIT) != COMMIT:
-            raise self._given_up(place)
+            raise _given_up(self._store, place)
 
-    def check_not_given_up(self, place: Place) -> None:
-        """Raise ConflictError if a version that is to be prepared was given up before."""
-        if read_decision(self._store, self.history, place) == ABORT:
-            raise self._given_up(place)
 
-    def _given_up(self, place: Place) -> ConflictError:
-        facts = f"version {place.version} was prepared and given up"
-        hint = "run the same command again, with another --attempt if one was given"
-        return ConflictError(self._store.shown, facts, hint=hint)
+def check_not_given_up(store: Store, history: str, place: Place) -> None:
+    """Raise ConflictError if an attempt at a version was given up before."""
+    if read_decision(store, history, place) == ABORT:
+        raise _given_up(store, place)
+
+
+def _given_up(store: Store, place: Place) -> ConflictError:
+    facts = f"this attempt at version {place.version} was given up"
+    hint = "run the same command again; with --part on all ranks, and with another --attempt"
+    return ConflictError(store.shown, facts, hint=hint)
 
 
 def find_head(log: Log, position: Position | None, seen_at: str) -> Published | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dcr_cli.delta.line import COMMIT_LIMIT, count, decode_line, encode_line, member
-from dcr_cli.errors import DcrError
+from dcr_cli.errors import DamagedError, DcrError
 from dcr_cli.remote.keys import HINT_KEY, MOST_VERSION, Place, is_id
 from dcr_cli.store.store import Store
 
@@ -51,10 +51,21 @@ def decode_hint(data: bytes) -> Hint | None:
 def read_hint(store: Store) -> Hint | None:
     """Read the hint of a remote; None if there is none, or none that can be read."""
     try:
-        data = store.get(HINT_KEY, most_bytes=COMMIT_LIMIT)
+        return require_hint(store)
     except DcrError:
         return None
-    return decode_hint(data) if data is not None else None
+
+
+def require_hint(store: Store) -> Hint | None:
+    """The same for whoever may do harm without it: None if there is none, DamagedError if what is there is none, and
+    TransportError or LocalError if that cannot be told."""
+    data = store.get(HINT_KEY, most_bytes=COMMIT_LIMIT)
+    if data is None:
+        return None
+    hint = decode_hint(data)
+    if hint is None:
+        raise DamagedError(f"{store.shown}/{HINT_KEY}", "is no hint that can be understood")
+    return hint
 
 
 def write_hint(store: Store, hint: Hint) -> None:

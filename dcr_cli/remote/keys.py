@@ -121,6 +121,11 @@ def is_part(rest: str) -> bool:
     return rest.startswith(_PARTS)
 
 
+def is_part_document(rest: str) -> bool:
+    """Whether it is that of a document which makes what a rank has published count."""
+    return is_part(rest) and rest.endswith(".json")
+
+
 def anchor_key(place: Place) -> str:
     return f"{ANCHORS}{place}.json"
 

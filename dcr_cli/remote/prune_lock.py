@@ -37,10 +37,16 @@ class PruneLock:
         self.now: float | None = None
 
     def __enter__(self) -> Self:
-        if not self._store.put_if_absent(PRUNE_KEY, _encode(self._owner)):
-            self._take_over()
-        self._renewed = self._clock()
-        status = self._store.stat(PRUNE_KEY)
+        try:
+            if not self._store.put_if_absent(PRUNE_KEY, _encode(self._owner)):
+                self._take_over()
+            self._renewed = self._clock()
+            status = self._store.stat(PRUNE_KEY)
+        except BaseException:
+            # What is left behind keeps every other prune away for an hour.
+            with suppress(DcrError):
+                self._let_go()
+            raise
         self.now = status.modified if status is not None else None
         return self
 
@@ -49,8 +55,11 @@ class PruneLock:
     ) -> None:
         # What went wrong before is the cause to report, not that letting go failed after it.
         with nullcontext() if error is None else suppress(DcrError):
-            if self._is_ours():
-                self._store.delete(PRUNE_KEY)
+            self._let_go()
+
+    def _let_go(self) -> None:
+        if self._is_ours():
+            self._store.delete(PRUNE_KEY)
 
     def keep(self) -> None:
         """Say from time to time that this prune is alive; ConflictError if another one has taken over."""

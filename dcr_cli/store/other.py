@@ -104,6 +104,7 @@ class OtherBackend:
         return iter(())
 
     def remove(self, key: str) -> None:
+        # Folders that this empties stay: some file systems remove a folder with all that has come into it.
         _asked(lambda: self._files.rm_file(self._path(key)))
 
     def close(self) -> None:

@@ -90,6 +90,7 @@ class SftpBackend:
     def remove(self, key: str) -> None:
         with self._sessions.lent() as session:
             session.remove(self._path(key))
+            _remove_emptied(session, self._root, key)
 
     def close(self) -> None:
         self._sessions.close()
@@ -139,6 +140,16 @@ def _make_folders(session: paramiko.SFTPClient, path: str) -> None:
         # Another publisher was faster, or it cannot be made.
         if _status(session, path) is None:
             raise
+
+
+def _remove_emptied(session: paramiko.SFTPClient, root: str, key: str) -> None:
+    """Remove the folders above what was removed that hold nothing more, as far as that may be; those in the root itself
+    stay. Where something is written meanwhile, its writer makes its folder again."""
+    above = posixpath.dirname(key)
+    with suppress(OSError):
+        while "/" in above:
+            session.rmdir(posixpath.join(root, above))
+            above = posixpath.dirname(above)
 
 
 def _replace(session: paramiko.SFTPClient, new: str, path: str) -> None:
