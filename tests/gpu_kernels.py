@@ -93,7 +93,7 @@ class GpuKernels:
     @every_spec
     def test_small_pieces(self, gpu: Any, device: str, spec: Spec) -> None:
         for n in (0, 1, 63, 64, 65, 1000):
-            for rate in RATES if n in (65, 1000) else (0.01, 1.0):
+            for rate in RATES if n == 1000 else (0.01, 1.0) if n == 65 else (0.5,):
                 self.check(gpu, device, pair(spec, n, rate), spec.width * n, spec)
 
     @every_width
@@ -117,10 +117,10 @@ class GpuKernels:
         target[n : 2 * n][moved] -= np.uint16(0x1000)
         self.check(gpu, device, (base, target), 2 * n * 2 + 4098, BF16)
 
-    @every_spec
-    def test_exponents_that_no_sample_shows(self, gpu: Any, device: str, spec: Spec) -> None:
+    @every_width
+    def test_exponents_that_no_sample_shows(self, gpu: Any, device: str, width: int) -> None:
         """They lie between the elements that are looked at beforehand; or all are the largest there is."""
-        n = 8200
+        spec, n = OF_WIDTH[width], 8200
         base: Elements = np.zeros(n, spec.dtype)
         base[1::2] = weights(spec, n // 2, np.random.default_rng(1))
         self.check(gpu, device, (base, np.roll(base, 1)), 0, spec)
@@ -154,9 +154,9 @@ class GpuKernels:
     @every_width
     def test_digest_at_any_place(self, gpu: Any, device: str, width: int) -> None:
         data = np.random.default_rng(0).integers(0, 256, 16 * 1100).astype(np.uint8)
-        for size in (0, 1, 7, 1001):
+        for size in (0, 1, 1001):
             elements = data[: 8 * size].view(f"<u{width}")
-            for place in (0, 1, 1023, 1024, 1025, 12_345_679, 2**40 + 1):
+            for place in (0, 1023, 1025, 2**40 + 1):
                 found = gpu.digest(torch.from_numpy(elements.copy()).to(device), place * width)
                 assert exact(found.cpu().numpy()) == exact(reference.digest(elements, place * width))
 
