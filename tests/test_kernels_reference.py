@@ -557,6 +557,35 @@ MALFORMED_TABLES = {
 }
 
 
+@given(changes())
+def test_a_draft_is_made_from_ranks(change: tuple[Spec, Elements, Elements]) -> None:
+    """Of each change, the members of its class before it, counted one by one."""
+    spec, base, target = change
+    exponents = [int(bits) >> spec.exponent_shift & (1 << spec.exponent_bits) - 1 for bits in base]
+    top = next(t for t in range(1 << spec.exponent_bits) if 256 * sum(x > t for x in exponents) <= base.size)
+    classes = [min(max(top - x, 0), 15) for x in exponents]
+    positions = np.flatnonzero(base != target)
+    ranks = np.array([classes[:at].count(classes[at]) for at in positions], np.uint32)
+    members = np.bincount(classes, minlength=16 if spec.exponent_bits else 1).astype(np.uint32)
+    exponent = spec.exponent_bits, spec.exponent_shift
+    known = reference.Ranking(top, members, ranks)
+    stream, counts, magnitudes = reference.draft(known, base[positions], target[positions], exponent)
+    expected = draft_of(reference, base, target, exponent)
+    assert (stream, counts.tolist(), magnitudes.tolist()) == (expected[0], expected[1].tolist(), expected[2].tolist())
+
+
+def test_a_draft_is_not_made_from_other_ranks() -> None:
+    elements = np.arange(2, dtype=np.uint16)
+    for members, ranks, message in (
+        ([2] * 16, [0, 2], "no such member of its class: at element 1"),
+        ([2], [0, 1], "no members of 16 classes"),
+        ([2] * 16, [0], "sizes differ"),
+    ):
+        known = reference.Ranking(0, np.array(members, np.uint32), np.array(ranks, np.uint32))
+        with pytest.raises(ValueError, match=message):
+            reference.draft(known, elements, elements + np.uint16(1), (8, 7))
+
+
 @pytest.mark.parametrize("rule", MALFORMED_TABLES)
 def test_gap_refuses_the_table(rule: str) -> None:
     symbols, lengths, escape = MALFORMED_TABLES[rule]

@@ -59,7 +59,7 @@ def digest(data: Bytes, offset: int = 0) -> NDArray[np.uint32]:
         padded = np.zeros(rows * ROW_BYTES, np.uint8)
         padded[skip : skip + part.size] = part
         units = padded.view("<i2").astype(np.int32).view(np.uint32).reshape(rows, ROW_UNITS)
-        sums = np.einsum("ri,qi->rq", units, _unit_keys())
+        sums = np.einsum("ri,qi->rq", units, unit_keys())
         total += (sums * _row_keys(np.arange(row, row + rows, dtype=np.uint64))).sum(axis=0, dtype=np.uint32)
         at, row, skip = at + part.size, row + rows, 0
     return total
@@ -95,7 +95,7 @@ def digest_changes(positions: Positions, old: Elements, new: Elements, offset: i
         change = _byte_values(new, byte, high) - _byte_values(old, byte, high)
         unit = address >> np.uint64(1)
         row, column = np.divmod(unit, np.uint64(ROW_UNITS))
-        keys = _unit_keys()[:, column.astype(np.int64)].T * _row_keys(row)
+        keys = unit_keys()[:, column.astype(np.int64)].T * _row_keys(row)
         total += (change.view(np.uint32)[:, None] * keys).sum(axis=0, dtype=np.uint32)
     return total
 
@@ -113,7 +113,7 @@ def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 @cache
-def _unit_keys() -> NDArray[np.uint32]:
+def unit_keys() -> NDArray[np.uint32]:
     """K_q[i] as row q, column i, each an i16 taken modulo 2^32."""
     mixed = _mix(np.arange(4 * ROW_UNITS, dtype=np.uint64) + np.uint64(2**62))
     keys = (mixed.astype(np.uint16) | np.uint16(1)).view(np.int16).astype(np.int32).view(np.uint32)
@@ -219,6 +219,16 @@ class Draft(NamedTuple):
     magnitudes: Elements
 
 
+class Ranking(NamedTuple):
+    """A block's top exponent, the number of members of each class, and of each change, in ascending position, how many
+    members of its class come before it (FORMAT.md 5.5).
+    """
+
+    top: int
+    members: NDArray[np.uint32]
+    ranks: NDArray[np.uint32]
+
+
 class Comparison(NamedTuple):
     """Two sides of a block: what the base adds to the four sums of its tensor, what they grow by when it becomes the
     target, the ascending positions of the changes, their old and new bits, and their draft, where one was asked for and
@@ -247,23 +257,46 @@ def compare(base: Elements, target: Elements, offset: int, exponent: tuple[int, 
 def _draft(
     base: Elements, positions: Positions, difference: Elements, exponent_bits: int, exponent_shift: int
 ) -> Draft:
-    width = _width(base)
     top, classes = _classes(base, exponent_bits, exponent_shift)
-    changed_classes = classes[positions]
-    order = np.argsort(changed_classes, kind="stable")
-    counts = np.bincount(changed_classes, minlength=_class_count(exponent_bits)).astype(np.uint32)
+    changed = classes[positions]
+    members = np.bincount(classes, minlength=_class_count(exponent_bits)).astype(np.uint32)
+    ranks = np.empty(positions.size, np.uint32)
+    for index in np.unique(changed):
+        ranks[changed == index] = np.searchsorted(np.flatnonzero(classes == index), positions[changed == index])
+    return _write_draft(Ranking(top, members, ranks), changed, difference, exponent_bits)
+
+
+def draft(ranking: Ranking, old: Elements, new: Elements, exponent: tuple[int, int]) -> Draft:
+    """Draft the context form of a block of which the ranks of its changes, at least one, their old and their new bits
+    are known, in ascending position; as `compare` does from all elements.
+    """
+    _width(old, new)
+    _check_uint32(ranking.ranks)
+    _check_sizes(ranking.ranks, old, new)
+    classes = _classes_below(ranking.top, old, *exponent)
+    if ranking.members.shape != (_class_count(exponent[0]),):
+        raise ValueError(f"no members of {_class_count(exponent[0])} classes: {ranking.members.shape}")
+    outside = ranking.ranks >= ranking.members[classes]
+    if outside.any():
+        raise ValueError(f"no such member of its class: at element {int(np.argmax(outside))}")
+    return _write_draft(ranking, classes, new - old, exponent[0])
+
+
+def _write_draft(ranking: Ranking, classes: NDArray[np.uint8], difference: Elements, exponent_bits: int) -> Draft:
+    width = _width(difference)
+    order = np.argsort(classes, kind="stable")
+    counts = np.bincount(classes, minlength=_class_count(exponent_bits)).astype(np.uint32)
     negative = difference >> (8 * width - 1)
     magnitudes = np.where(negative == 1, np.zeros_like(difference) - difference, difference)
 
     writer = BitWriter()
     writer.field(0, 1)
-    writer.field(top, exponent_bits)
+    writer.field(ranking.top, exponent_bits)
     for count in counts.tolist():
         writer.gamma(count + 1)
     for index in np.flatnonzero(counts):
-        members = np.flatnonzero(classes == index)
-        changed = np.searchsorted(members, positions[changed_classes == index])
-        writer.bits(position_code(members.size, changed))
+        changed = ranking.ranks[classes == index].astype(np.int64)
+        writer.bits(position_code(int(ranking.members[index]), changed))
     writer.bits(negative[order].astype(np.uint8))
     return Draft(writer.to_bytes(), counts, magnitudes[order])
 
@@ -376,14 +409,23 @@ def _class_count(exponent_bits: int) -> int:
 
 def _classes(base: Elements, exponent_bits: int, exponent_shift: int) -> tuple[int, NDArray[np.uint8]]:
     """Return the top exponent of a block and the class of each element."""
-    if exponent_bits < 0 or exponent_shift < 0 or exponent_bits + exponent_shift > 8 * base.itemsize:
-        raise ValueError(f"no exponent field: {exponent_bits} bits at {exponent_shift} of {8 * base.itemsize}")
-    if exponent_bits == 0:
-        return 0, np.zeros(base.size, np.uint8)
-    exponents = ((base >> exponent_shift) & ((1 << exponent_bits) - 1)).astype(np.int64)
+    exponents = _exponents(base, exponent_bits, exponent_shift)
     above = base.size - np.cumsum(np.bincount(exponents, minlength=1 << exponent_bits))
     top = int(np.argmax(256 * above <= base.size))
-    return top, np.clip(top - exponents, 0, CLASSES - 1).astype(np.uint8)
+    return top, _classes_below(top, base, exponent_bits, exponent_shift)
+
+
+def _classes_below(top: int, elements: Elements, exponent_bits: int, exponent_shift: int) -> NDArray[np.uint8]:
+    exponents = _exponents(elements, exponent_bits, exponent_shift)
+    return np.clip(top - exponents, 0, CLASSES - 1).astype(np.uint8)
+
+
+def _exponents(elements: Elements, exponent_bits: int, exponent_shift: int) -> Indices:
+    if exponent_bits < 0 or exponent_shift < 0 or exponent_bits + exponent_shift > 8 * elements.itemsize:
+        raise ValueError(f"no exponent field: {exponent_bits} bits at {exponent_shift} of {8 * elements.itemsize}")
+    if exponent_bits == 0:
+        return np.zeros(elements.size, np.int64)
+    return ((elements >> exponent_shift) & ((1 << exponent_bits) - 1)).astype(np.int64)
 
 
 def _states(states: NDArray[np.uint16]) -> list[list[int]]:
