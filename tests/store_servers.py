@@ -3,8 +3,9 @@
 The bucket is a stand-in, for what a real server does only now and then. `faults` are told to requests one after the
 other: a status; "lose" (it is done, then no answer), "short" (half a body), "page" (status 200, HTML), "whole" (a range
 is ignored), "other" (another range than asked for), "silent" (no length, then half a body), "gzip" (said to be), "mute"
-(it is done, then a page instead of an answer), "to URL" (a redirect), "leave" (the connection is closed after the
-answer, which does not say so), "length TEXT" (half a body, said to be so long).
+(it is done, then a page instead of an answer), "to URL" (a redirect), "long to URL" (the same, with a page of 1 GiB
+that breaks off), "leave" (the connection is closed after the answer, which does not say so), "length TEXT" (half a
+body, said to be so long).
 """
 
 from __future__ import annotations
@@ -87,6 +88,13 @@ class _BucketHandler(BaseHTTPRequestHandler):
             self._send(int(fault), _TOLD)
         elif fault.startswith("to "):
             self._send(302, b"", Location=fault[3:])
+        elif fault.startswith("long to "):
+            self.close_connection = True
+            self.send_response(302)
+            self.send_header("Location", fault.removeprefix("long to "))
+            self.send_header("Content-Length", str(1 << 30))
+            self.end_headers()
+            self.wfile.write(bytes(1 << 17))
         elif self.command == "POST" or "partNumber" in query or query.get("comp", ["list"])[0] != "list":
             self._put_parts(path, query, split.query, body)
         elif self.command == "PUT":

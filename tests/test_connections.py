@@ -62,6 +62,15 @@ def test_one_serves_all_requests(bucket: Bucket, store: Store) -> None:
     assert all("connection" not in headers for _, _, headers in bucket.requests)
 
 
+def test_of_the_page_with_a_redirect_not_all_is_read(bucket: Bucket, store: Store, clock: Clock) -> None:
+    bucket.faults[:] = ["long to /a"]
+    assert store.get("b", most_bytes=MOST) == b"1234567890"
+    assert store.get("a", most_bytes=MOST) == b"1234567890"
+    assert [path for _, path, _ in bucket.requests] == ["/b", "/a", "/a"]
+    assert bucket.connections == 2
+    assert clock.waits == []
+
+
 def test_one_that_the_server_has_closed_is_made_again(bucket: Bucket, store: Store, clock: Clock) -> None:
     """At once, and as no failure."""
     for number in range(1, 4):

@@ -19,6 +19,7 @@ from dcr_cli.checkpoint.digest import State
 from dcr_cli.cli import main
 from dcr_cli.commit import commit
 from dcr_cli.content import Workers, read_state
+from dcr_cli.durable import Folder
 from dcr_cli.errors import (
     ConflictError,
     DamagedError,
@@ -31,7 +32,7 @@ from dcr_cli.errors import (
     WrongBaseError,
 )
 from dcr_cli.publisher import moving
-from dcr_cli.publisher.baseline import Baseline
+from dcr_cli.publisher.baseline import Baseline, KeptBaseline
 from dcr_cli.publisher.committing import Author, Outcome, create_commit
 from dcr_cli.pull import pull
 from dcr_cli.push import PushResult, push
@@ -219,6 +220,20 @@ def test_a_dry_run_changes_nothing(steps: list[Path], remote: Path, tmp_path: Pa
         assert push(steps[1], remote, dry_run=True, no_delta=True).kind == "anchor"
     with changing_nothing(tmp_path), pytest.raises(UsageError, match="cannot be prepared"):
         push(steps[1], remote, dry_run=True, no_delta=True, prepare=True)
+
+
+def test_a_baseline_that_cannot_be_opened_leaves_no_file_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(folder: Folder, name: str, data: bytes) -> None:
+        raise LocalError(name, "cannot be written")
+
+    (tmp_path / ".dcr").write_bytes(b"")
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(DamagedError):
+        KeptBaseline(tmp_path)
+    monkeypatch.setattr(Folder, "replace_file", refused)
+    with pytest.raises(LocalError):
+        Baseline(tmp_path / "new")
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_dry_run_says_what_a_push_would_have_to_do_first(steps: list[Path], remote: Path, tmp_path: Path) -> None:

@@ -483,6 +483,9 @@ class TestHttp:
         store = told(empty_bucket, place, clock, *["to /bucket/a"] * 20)
         with pytest.raises(TransportError, match="redirects too often"):
             store.get("a", most_bytes=MOST)
+        store = told(empty_bucket, place, clock, "302")
+        with pytest.raises(TransportError, match="or to nowhere"):
+            store.get("a", most_bytes=MOST)
         store = told(empty_bucket, place, clock, "to file:///etc/passwd")
         with pytest.raises(TransportError):
             store.get("a", most_bytes=MOST)

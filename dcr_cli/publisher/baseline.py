@@ -62,8 +62,15 @@ class KeptBaseline:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._root = open_folder(path) if path.exists() else None
-        self._home = self._root.find_folder(STATE_FOLDER) if self._root is not None else None
+        self._root: Folder | None = None
+        self._home: Folder | None = None
+        with ExitStack() as stack:
+            if path.exists():
+                self._root = stack.enter_context(open_folder(path))
+                self._home = self._root.find_folder(STATE_FOLDER)
+            if self._home is not None:
+                stack.enter_context(self._home)
+            self._stack = stack.pop_all()
 
     def __enter__(self) -> Self:
         return self
@@ -71,9 +78,7 @@ class KeptBaseline:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        for folder in (self._home, self._root):
-            if folder is not None:
-                folder.close()
+        self._stack.close()
 
     @property
     def has_checkpoint(self) -> bool:
@@ -104,32 +109,23 @@ class Baseline(KeptBaseline):
     """
 
     def __init__(self, path: Path) -> None:
-        self._stack = ExitStack()
-        try:
+        with ExitStack() as stack:
             self._made = _make(path)
-            self.root = self._stack.enter_context(_open(path))
+            self.root = stack.enter_context(_open(path))
             others = [name for name in self.root.names() if name != STATE_FOLDER]
             if others and self.root.status(f"{STATE_FOLDER}/{_MARK}") is None:
                 facts = f"is no baseline: it holds {others[0]}, which no push has put there"
                 raise ConflictError(str(path), facts, hint="give --baseline DIR, an empty folder")
             locked = lock_folder(self.root, STATE_FOLDER, _LOCK, PRIVATE_FOLDER_MODE)
-            self._stack.enter_context(locked.folder)
-            self._stack.enter_context(locked.lock)
             self._has_made_home = locked.was_made
-        except BaseException:
-            self._stack.close()
-            raise
+            self.home = stack.enter_context(locked.folder)
+            stack.enter_context(locked.lock)
+            if self.home.status(_MARK) is None:
+                # What a push empties and fills is nobody else's checkpoint.
+                self.home.replace_file(_MARK, b"")
+            self._stack = stack.pop_all()
         self.path = self.root.path
-        self._root, self._home = self.root, locked.folder
-        self.home = locked.folder
-        if self.home.status(_MARK) is None:
-            # What a push empties and fills is nobody else's checkpoint.
-            self.home.replace_file(_MARK, b"")
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._stack.close()
+        self._root, self._home = self.root, self.home
 
     def discard(self) -> None:
         """Remove what was made for it, as far as nothing else has come there; it is not used any more then."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import email.utils
 import http.client
+import io
 import re
 import socket
 import ssl
@@ -40,7 +41,7 @@ from dcr_cli.store.location import Location
 from dcr_cli.store.told import told_in
 
 TIMEOUT_SECONDS = 30.0
-# Of the page that comes with an error, how much is read.
+# Of the page that comes with an error or a redirect, how much is read.
 _MOST_READ_BYTES = 64 << 10
 _OPTIONS = ("username", "password", "token", "headers")
 _TRANSIENT = frozenset((408, 425, 429, 500, 502, 503, 504))
@@ -131,11 +132,7 @@ class HttpBackend:
             response: http.client.HTTPResponse = self._opener.open(request, timeout=TIMEOUT_SECONDS)
             return response
         except urllib.error.HTTPError as error:
-            # What is read to its end leaves a connection that serves again: most often asked is what is not there.
-            page = b""
-            with error, suppress(OSError, http.client.HTTPException):
-                page = error.read(_MOST_READ_BYTES)
-            fault = _fault_of(error.code, error.headers, told_in(page.decode(errors="replace")))
+            fault = _fault_of(error.code, error.headers, told_in(_page_in(error).decode(errors="replace")))
         except (OSError, http.client.HTTPException) as error:
             fault = _broken(error)
         except ValueError:
@@ -165,12 +162,13 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
     def http_error_302(
         self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: http.client.HTTPMessage
     ) -> IO[bytes] | None:
-        try:
-            return super().http_error_302(req, fp, code, msg, headers)
-        except ValueError:
-            # It leads to what is no address: nobody else closes what said so.
-            fp.close()
-            raise
+        # Closed here: urllib would read all of it, however much that is.
+        page = io.BytesIO(_page_in(fp))
+        answer: IO[bytes] | None = super().http_error_302(req, page, code, msg, headers)
+        if answer is None:
+            # It leads nowhere; other handlers would be given what is closed.
+            raise urllib.error.HTTPError(req.full_url, code, msg, headers, page)
+        return answer
 
     http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
 
@@ -185,16 +183,22 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
     ) -> urllib.request.Request | None:
         old, new = urlsplit(req.full_url), urlsplit(newurl)
         if new.scheme not in ("http", "https") or (old.scheme == "https" and new.scheme == "http"):
-            fp.close()
             raise PermanentError("redirects to an address that is not a safe one")
         if new.username is not None or new.password is not None:
-            fp.close()
             raise PermanentError("redirects to an address with a user name")
         request = urllib.request.Request(newurl, method=req.get_method(), unverifiable=True)
         kept = req.headers if (old.scheme, old.netloc) == (new.scheme, new.netloc) else _plain(req.headers)
         for name, value in kept.items():
             request.add_header(name, value)
         return request
+
+
+def _page_in(response: IO[bytes]) -> bytes:
+    """As much of the page that comes with an error or a redirect as is read; its answer is closed."""
+    # What is read to its end leaves a connection that serves again: most often asked is what is not there.
+    with response, suppress(OSError, http.client.HTTPException):
+        return response.read(_MOST_READ_BYTES)
+    return b""
 
 
 def _plain(headers: Mapping[str, str]) -> dict[str, str]:
