@@ -20,7 +20,7 @@ from dcr_cli.errors import ConflictError
 from dcr_cli.fetch.adoption import Standing
 from dcr_cli.fetch.anchors import AnchorFetcher, wanted_of
 from dcr_cli.fetch.beside import spool_beside
-from dcr_cli.fetch.download import FetchedDocuments, fetch_versions
+from dcr_cli.fetch.download import FetchedDocuments, at_once, fetch_versions
 from dcr_cli.fetch.ending import arrival_at, end, is_due, note
 from dcr_cli.fetch.held import leave_record
 from dcr_cli.fetch.position import Position
@@ -132,13 +132,15 @@ class Journey:
             yield spool
 
     def _bring(self, spool: Spool, documents: list[FetchedDocuments]) -> None:
-        """Fetch deltas, then apply them; aside, the link is turned as often as they need passes."""
+        """Fetch deltas, then apply as many at a time as go together; aside, the link is turned each time."""
         store, effort = self.source.store, self.wish.effort
         spool.keep([each.place for each in documents])
         if not documents:
             return
         self.trip.reused_bytes += fetch_versions(store, spool, documents, effort)
-        left = self._apply(spool, documents, keep_previous=self.wish.keep_previous)
+        left = documents
+        while left and spool.is_of(self.path):
+            left = self._apply(spool, left, keep_previous=self.wish.keep_previous)
         while left:
             with spool_of(self.path) as following:
                 # All of it has come along, where the file system lets it.
@@ -148,7 +150,7 @@ class Journey:
     def _apply(self, spool: Spool, documents: list[FetchedDocuments], *, keep_previous: bool) -> list[FetchedDocuments]:
         """Apply as many deltas as go at once, and note where the receiver is then: those that are left."""
         effort = self.wish.effort
-        deltas = [open_delta(spool.path(each.place)) for each in documents]
+        deltas = [open_delta(spool.path(each.place)) for each in documents[: at_once(documents)]]
         if self.wish.mode == ASIDE:
             deltas = list(split(deltas)[0])
         left = documents[len(deltas) :]
@@ -170,7 +172,8 @@ class Journey:
             remote=self.source.shown,
         )
         note(self.path, position)
-        spool.keep([each.place for each in left] if applied.already else ())
+        is_there_still = applied.already or self.wish.mode != ASIDE
+        spool.keep([each.place for each in left] if is_there_still else ())
         self._came_to(documents[: len(deltas)], applied.foreign, applied.previous)
         return left
 

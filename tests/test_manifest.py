@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
@@ -232,3 +233,17 @@ def test_commit_opens_what_it_names() -> None:
         for data, kind in ANSWERS:
             with pytest.raises(DamagedError, match=f"looks like {kind}"):
                 open_it(commit(), data, "x")
+
+
+def test_a_manifest_holds_little_more_than_its_columns() -> None:
+    manifest = large_manifest(6000)
+    encoded, decoded_blake3 = encode_manifest(manifest)
+    tracemalloc.start()
+    try:
+        held = decode_manifest(encoded, decoded_blake3, "manifest.zst")
+        kept = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert [row.name for row in held.tensors] == [row.name for row in manifest.tensors]
+    # Columns, and for each tensor and its piece where its parts of other columns begin.
+    assert kept < stated_bytes(encoded, 1 << 30, 1 << 30) + 6000 * 60

@@ -8,22 +8,26 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatch
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dcr_cli import advance as advance_module
+from dcr_cli import advance as advance_module, journey
 from dcr_cli.advance import advance
-from dcr_cli.apply import apply
+from dcr_cli.apply import ApplyResult, apply, apply_chain
 from dcr_cli.checkpoint.checkpoint import open_checkpoint
 from dcr_cli.checkpoint.digest import blake3_text
 from dcr_cli.checkpoint.in_progress import is_incomplete
 from dcr_cli.commit import commit
-from dcr_cli.delta.output import COMMIT_NAME
+from dcr_cli.delta.delta import Delta, open_delta
+from dcr_cli.delta.document import CONTENT_LIMIT, WINDOW_LIMIT
+from dcr_cli.delta.frame import stated_bytes
+from dcr_cli.delta.output import COMMIT_NAME, DIGESTS_NAME, MANIFEST_NAME
 from dcr_cli.diff import diff
 from dcr_cli.durable import open_folder
 from dcr_cli.errors import (
@@ -36,7 +40,7 @@ from dcr_cli.errors import (
     UsageError,
     WrongBaseError,
 )
-from dcr_cli.fetch import hook as hook_module
+from dcr_cli.fetch import download, hook as hook_module
 from dcr_cli.fetch.position import POSITION_NAME, read_position
 from dcr_cli.fetch.spool import spool_of
 from dcr_cli.fetch.wish import Wish
@@ -55,6 +59,7 @@ from dcr_cli.verify import verify
 from faults import StoppedError, stopped_at, watching
 from pushed import History, history, states
 from receivers import fresh_copy, names_below, rich_tensors, tree
+from store_contract import MOST
 from store_wrappers import Allows, FailsCall, FlipsAByte, KillsAtCall, Records, Truncates, Wrapped, wrapping
 from strategies import TensorData, tensor_of, write_checkpoint
 
@@ -129,6 +134,14 @@ def in_passes(folder: Path, versions: int) -> History:
     for number, state in enumerate(states(versions)):
         remote.publish(state, skip=[f"none-{number}"])
     return remote
+
+
+def decoded_bytes(history: History, number: int) -> int:
+    """What the documents of a version's delta decode to."""
+    with history.open() as store:
+        names = [entry.key for entry in store.list("versions/") if entry.key.startswith(f"versions/{number:010d}-")]
+        objects = [store.get(name, most_bytes=MOST) for name in names if name.endswith((MANIFEST_NAME, DIGESTS_NAME))]
+    return sum(stated_bytes(data, CONTENT_LIMIT, WINDOW_LIMIT) for data in objects if data is not None)
 
 
 def at(history: History, number: int, path: Path) -> Path:
@@ -211,6 +224,36 @@ class TestGoing:
         assert result.previous == (str(first) if keep_previous else None)
         assert "fetched" not in names_below(link.resolve() / ".dcr")
         assert len(list(tmp_path.glob("r.dcr-*"))) == 1 + keep_previous
+
+    @pytest.mark.parametrize("mode", ["replace", "in-place", "aside"])
+    def test_only_so_many_deltas_are_open_at_once(
+        self, five: History, tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """However far behind a receiver is, memory is needed for those, and nothing is fetched twice."""
+        root, groups, opened = tmp_path / "r", list[int](), list[object]()
+        pull(five.url, root, version=1, mode="aside" if mode == "aside" else "replace", jobs=1)
+
+        def apply_some(deltas: Sequence[Delta], *arguments: Any, **options: Any) -> ApplyResult:
+            groups.append(len(deltas))
+            assert len(opened) == len(deltas)
+            opened.clear()
+            return apply_chain(deltas, *arguments, **options)
+
+        def open_one(folder: Path) -> Delta:
+            opened.append(folder)
+            return open_delta(folder)
+
+        monkeypatch.setattr(journey, "apply_chain", apply_some)
+        monkeypatch.setattr(journey, "open_delta", open_one)
+        sizes = [decoded_bytes(five, number) for number in range(2, 6)]
+        monkeypatch.setattr(download, "AT_ONCE_BYTES", max(map(sum, pairwise(sizes))))
+        with recorded_calls() as calls:
+            result = pull(five.url, root, mode=mode, jobs=1)
+        assert result.applied == (2, 3, 4, 5) and groups == [2, 2]
+        keys = [key for _, key in calls if key.startswith("versions/")]
+        assert len(keys) == len(set(keys)) and not result.reused_bytes
+        assert tree(root.resolve()) == tree(five.version(5)) and version_of(root) == 5
+        assert "fetched" not in names_below(root.resolve() / ".dcr")
 
     @pytest.mark.parametrize("mode", ["replace", "in-place", "aside"])
     def test_tensors_that_come_go_and_change_their_names(self, tmp_path: Path, mode: str) -> None:
@@ -760,6 +803,30 @@ class TestStops:
             assert names_below(root / ".dcr") == ["lock", POSITION_NAME, "state.json", "state.zst"], number
             number += 7
         assert {"1", "marked", "3"} <= seen
+
+    @pytest.mark.parametrize("mode", ["replace", "in-place"])
+    def test_with_few_deltas_at_once(
+        self, three: History, tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Whatever was complete is not fetched again."""
+        monkeypatch.setattr(download, "AT_ONCE_BYTES", 1)
+        start = at(three, 1, tmp_path / "start")
+        seen = set()
+        number, is_done = 0, False
+        while not is_done:
+            root = fresh_copy(start, tmp_path / "r")
+            run = functools.partial(pull, three.url, root, mode=mode, jobs=1)
+            is_done = stopped_at(number, run)
+            seen.add(self.outcome(three, root))
+            complete = {path.name for path in root.glob(".dcr/fetched/*") if (path / COMMIT_NAME).exists()}
+            with recorded_calls() as calls:
+                run()
+            again = {key.split("/")[1] for _, key in calls if "/payloads/" in key}
+            assert not again & complete, number
+            assert tree(root) == tree(three.version(3)) and version_of(root) == 3, number
+            assert names_below(root / ".dcr") == ["lock", POSITION_NAME, "state.json", "state.zst"], number
+            number += 13
+        assert {"1", "2", "marked", "3"} <= seen
 
     def test_aside_is_old_or_new(self, three: History, tmp_path: Path) -> None:
         number, is_done = 0, False

@@ -301,6 +301,23 @@ class TestHttp:
             with pytest.raises(UsageError):
                 open_store(bucket.url, options)
 
+    def test_no_cache_answers_for_the_server(self, bucket: Bucket) -> None:
+        """Not where it redirects to, either; unless headers are given that say something else."""
+        bucket.objects["/a"] = b"12345"
+        with bucket_server() as other, open_store(bucket.url) as store:
+            other.objects["/a"] = b"12345"
+            bucket.faults[:] = ["", "", "", "", "", f"to {other.url}/a"]
+            assert store.get("b", most_bytes=MOST) is None
+            assert store.stat("b") is None and store.stat("a") is not None
+            assert store.get_range("a", 1, 2) == b"23"
+            assert b"".join(store.stream("a")) == b"12345"
+            assert store.get("a", most_bytes=MOST) == b"12345"
+            asked = [*bucket.requests, *other.requests]
+        assert [headers.get("cache-control") for _, _, headers in asked] == ["no-cache"] * 7
+        with open_store(bucket.url, {"headers": {"cache-control": "max-age=60"}}) as store:
+            store.stat("a")
+        assert bucket.requests[-1][2]["cache-control"] == "max-age=60"
+
     @pytest.mark.parametrize("status", ["400", "401", "403", "503"])
     @pytest.mark.parametrize("is_s3", [False, True])
     def test_an_object_store_says_what_is_wrong(self, bucket: Bucket, clock: Clock, status: str, is_s3: bool) -> None:

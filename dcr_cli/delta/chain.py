@@ -12,6 +12,7 @@ the other.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
@@ -139,7 +140,8 @@ def compose(deltas: Sequence[Delta]) -> Chain:
     pairs = list(last.tensors())
     rows = [row for row, _ in pairs]
     if len(deltas) > 1:
-        lineages = list(_lineages(deltas))[-1].values()
+        # No more than two of them at a time: each has an entry for every tensor.
+        lineages = deque(_lineages(deltas), maxlen=1)[0].values()
         rows = [
             replace(row, source=lineage.source, pieces=lineage.pieces, digest=digest if lineage.pieces else None)
             for (row, digest), lineage in zip(pairs, lineages, strict=True)

@@ -19,6 +19,7 @@ from dcr_cli.checkpoint.header import read_safetensors, write_safetensors
 from dcr_cli.checkpoint.json_text import strict_json
 from dcr_cli.checkpoint.names import listed, shown
 from dcr_cli.delta.frame import decode_frame, encode_frame, stated_bytes
+from dcr_cli.delta.rows import Rows
 from dcr_cli.errors import DamagedError, UnsupportedError
 
 FORMAT = "dcr-1"
@@ -159,6 +160,19 @@ def decode_texts(columns: Columns, name: str, what: str, *, any_order_limit: int
             # Part by part, so that a short text a million times over is refused before it takes its memory.
             _check_ascending(texts[max(0, first - 1) :], name, what)
     return texts
+
+
+def text_rows(columns: Columns, name: str, what: str) -> Rows[str]:
+    """The texts of a text column that `decode_texts` has read, each made again whenever it is asked for."""
+    data = columns[f"{name}.bytes"]
+    at = np.zeros(len(columns[f"{name}.lengths"]) + 1, np.int64)
+    np.cumsum(columns[f"{name}.lengths"], out=at[1:])
+
+    def make(start: int, stop: int) -> list[str]:
+        bounds = at[start : stop + 1].tolist()
+        return _texts(data[bounds[0] : bounds[-1]].tobytes(), bounds, name, what)
+
+    return Rows(len(at) - 1, make)
 
 
 def _texts(encoded: bytes, bounds: list[int], name: str, what: str) -> list[str]:

@@ -5,6 +5,7 @@ What the rows mean, and what else must hold for them, is manifest_rules.py's mat
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 
 from dcr_cli.checkpoint.digest import BLAKE3_BYTES, DIGEST_BYTES
 from dcr_cli.checkpoint.patterns import MAX_PATTERNS_BYTES
-from dcr_cli.delta.document import Columns, decode_texts, take_column
+from dcr_cli.delta.document import Columns, decode_texts, take_column, text_rows
 from dcr_cli.errors import DamagedError
 
 # Values of tensor.source: none, the base tensor of the same name, or an entry of `source`, counted from the last.
@@ -51,7 +52,7 @@ class Tables:
     """A manifest's columns, and where a row's part of another column begins: `x_at` has an entry more than rows."""
 
     columns: Columns
-    names: list[str]
+    names: Sequence[str]
     sources: list[str]
     removed: list[str]
     paths: list[str]
@@ -71,7 +72,9 @@ class Tables:
 def open_tables(columns: Columns, what: str) -> Tables:
     """Check that every column is there and as long as the others say."""
     columns = columns | {name: take_column(columns, name, *form, what) for name, form in _COLUMNS.items()}
-    names = decode_texts(columns, "tensor.name", what)
+    decode_texts(columns, "tensor.name", what)
+    # Of all that a manifest says these would take the most memory.
+    names = text_rows(columns, "tensor.name", what)
     paths = decode_texts(columns, "file.path", what)
     removed_paths = decode_texts(columns, "removed.file", what)
     rows = {"tensor": len(names), "file": len(paths), "removed": len(removed_paths)}

@@ -6,13 +6,16 @@ used after its digest was checked again. Applying is not its business.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TypeVar
 
 from dcr_cli.checkpoint.digest import ObjectHasher
 from dcr_cli.delta.commit import Commit, open_digests, open_manifest
-from dcr_cli.delta.document import CONTENT_LIMIT
+from dcr_cli.delta.document import CONTENT_LIMIT, WINDOW_LIMIT
+from dcr_cli.delta.frame import stated_bytes
 from dcr_cli.delta.manifest import Manifest, PayloadRow
 from dcr_cli.delta.output import DIGESTS_NAME, MANIFEST_NAME
 from dcr_cli.durable import NoRoomError
@@ -31,6 +34,9 @@ T = TypeVar("T")
 STAGE = "fetch"
 _TRIES = 2
 _OBJECT_LIMIT = 2 * CONTENT_LIMIT
+# What the documents of deltas that are applied together decode to, at most: as much as those of one alone may. In
+# memory they take several times as much.
+AT_ONCE_BYTES = CONTENT_LIMIT
 # What is written beside payloads and documents, and what the file system needs for it.
 _SLACK_BYTES = 1 << 20
 _AGAIN = "run the same command again; if it stays so, what the remote holds is damaged"
@@ -48,6 +54,11 @@ class FetchedDocuments:
     @property
     def place(self) -> Place:
         return self.published.version.place
+
+    @property
+    def decoded_bytes(self) -> int:
+        objects = (self.manifest_object, self.digests_object)
+        return sum(stated_bytes(each, CONTENT_LIMIT, WINDOW_LIMIT) for each in objects)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +99,15 @@ def fetch_delta_documents(store: Store, published: Published, commit: Commit, sp
     key, size_bytes = digests_key(place), commit.digests_bytes
     digests_object, _ = kept or _twice(lambda: _fetched(store, place, (key, size_bytes), check))
     return FetchedDocuments(published, manifest_object, digests_object, tuple(manifest.payloads))
+
+
+def at_once(versions: Sequence[FetchedDocuments]) -> int:
+    """How many of the first versions are applied together, at least one: memory does not grow with all that there are.
+
+    It depends on no more than these, so that what was stopped is finished with the same ones.
+    """
+    decoded = accumulate(each.decoded_bytes for each in versions)
+    return max(1, bisect_right(list(decoded), AT_ONCE_BYTES))
 
 
 def _kept(spool: Spool | None, place: Place, name: str, check: Callable[[bytes, str], T]) -> tuple[bytes, T] | None:

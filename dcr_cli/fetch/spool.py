@@ -82,6 +82,10 @@ class Spool:
         """How much more can be written there."""
         return free_bytes(self._folder)
 
+    def is_of(self, path: Path) -> bool:
+        """Whether the checkpoint that it is for is the one at `path`, or behind the link there."""
+        return os.path.realpath(path) == os.path.realpath(self._root.path)
+
     def path(self, place: Place) -> Path:
         return Path(os.path.abspath(self._folder.path)) / str(place)
 

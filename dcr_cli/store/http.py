@@ -1,7 +1,8 @@
 """A web server as a backend: read only, by GET and HEAD, with nothing but the standard library.
 
 What a server may get wrong and is seen here: pages instead of objects, encoded bodies, ranges that are ignored or
-other than asked for. What it asks us to keep from others, credentials, is sent to no other server that it redirects to.
+other than asked for. Caches between are asked to look again, for what is there and for what is not. What it asks us to
+keep from others, credentials, is sent to no other server that it redirects to.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ _CONTENT_RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)")
 _LENGTH = re.compile(r"\d{1,18}", re.ASCII)
 # What a path that is given as an address may have as it is, % for what is written so already.
 _IN_PATHS = "/%:@!$&'()*+,;=~"
+_PLAIN_HEADERS = frozenset(("range", "accept-encoding", "cache-control"))
 _PAGE_NAMES = (".html", ".htm", ".xhtml")
 
 
@@ -203,7 +205,7 @@ def _page_in(response: IO[bytes]) -> bytes:
 
 def _plain(headers: Mapping[str, str]) -> dict[str, str]:
     """The headers that say nothing about us."""
-    return {name: value for name, value in headers.items() if name.lower() in ("range", "accept-encoding")}
+    return {name: value for name, value in headers.items() if name.lower() in _PLAIN_HEADERS}
 
 
 def _address_of(location: Location) -> str:
@@ -220,7 +222,8 @@ def _address_of(location: Location) -> str:
 
 
 def _headers_of(location: Location, options: Mapping[str, object]) -> dict[str, str]:
-    headers = {"Accept-Encoding": "identity", "User-Agent": "dcr"}
+    # What was not there, or was another object, a moment ago may be there now: a cache on the way is to ask, too.
+    headers = {"Accept-Encoding": "identity", "Cache-Control": "no-cache", "User-Agent": "dcr"}
     given = options.get("headers", {})
     if isinstance(given, str):
         name, colon, value = given.partition(":")
