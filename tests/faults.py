@@ -11,11 +11,17 @@ import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 
 from dcr_cli import durable
 
 PAGE_BYTES = 4096
+
+
+def steps(apart: int = 1) -> Iterator[int]:
+    """The numbers of steps to stop at, so many apart; all of them, if the environment says so."""
+    return count(0, 1 if os.environ.get("DCR_TEST_EVERY_STEP") else apart)
 
 
 class StoppedError(BaseException):

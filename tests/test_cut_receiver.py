@@ -41,7 +41,7 @@ from dcr_cli.receiver.cut.shards import find_shards
 from dcr_cli.receiver.marker import LAID_FORMAT
 from dcr_cli.receiver.record import SETTLE_NS, Record, read_record
 from dcr_cli.receiver.view import View, layout_blake3
-from faults import StoppedError, failing_at, killed_at, stopped_at, watching
+from faults import StoppedError, failing_at, killed_at, steps, stopped_at, watching
 from ranks import RANKS, canonical, make_layout, path_of, rank_tensors, write_canonical, write_layout, write_ranks
 from receivers import claim, fresh_copy, tree
 
@@ -764,13 +764,13 @@ class Case:
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize(("stop", "apart"), [(stopped_at, 1), (killed_at, 13)])
+@pytest.mark.parametrize(("stop", "apart"), [(stopped_at, 5), (killed_at, 29)])
 def test_stopped_at_every_step(site: Site, way: str, stop: Callable[..., bool], apart: int) -> None:
     """Or, where others have been at all, at some of them."""
     if way not in ("behind", "first"):
         apart *= 3
     case = Case(site, way)
-    for number in count(0, apart):
+    for number in steps(apart):
         case.reset()
         if stop(number, case.run):
             break
@@ -866,12 +866,12 @@ def stop_at_first(word: str) -> Callable[[str, str, str], None]:
     return stop
 
 
-@pytest.mark.parametrize(("way", "apart"), [("behind", 1), ("new", 3)])
+@pytest.mark.parametrize(("way", "apart"), [("behind", 7), ("new", 7)])
 def test_every_step_fails_once(site: Site, way: str, apart: int) -> None:
     """A full disk or a broken one: an error that says so, or none where it does not matter; and then it is finished."""
     case = Case(site, way)
     failed, tried = [], 0
-    for number in count(0, apart):
+    for number in steps(apart):
         error = (errno.ENOSPC, errno.EIO)[number % 2]
         case.reset()
         try:

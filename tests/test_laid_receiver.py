@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -24,7 +23,7 @@ from dcr_cli.errors import (
 )
 from dcr_cli.layout.layout import LocalTensor, Rule
 from dcr_cli.receiver.laid import projection
-from faults import killed_at, stopped_at
+from faults import killed_at, steps, stopped_at
 from ranks import canonical, make_layout, path_of, rank_tensors, write_canonical, write_layout, write_ranks
 from receivers import tree
 
@@ -310,7 +309,7 @@ def test_stopped_at_every_step(place: Path, mode: str, stop: object) -> None:
     assert callable(stop)
     run = make_run(place)
     seen = set()
-    for number in count():
+    for number in steps(3):
         receiver = run.receiver(f"receiver-{number}")
         ended = stop(
             number, lambda receiver=receiver: apply(run.delta(1), receiver, mode=mode, jobs=1, layout=run.layout)
@@ -330,7 +329,7 @@ def test_stopped_at_every_step(place: Path, mode: str, stop: object) -> None:
 def test_aside_stopped_at_every_step(place: Path) -> None:
     run = make_run(place)
     seen = set()
-    for number in count():
+    for number in steps(3):
         work = place / f"work-{number}"
         shutil.copytree(run.ranks(0), work / "first")
         link = work / "link"
@@ -409,7 +408,7 @@ def test_a_pull_stopped_at_every_step(place: Path, mode: str) -> None:
     run = make_run(place)
     push(run.dense(0), place / "remote")
     push(run.dense(1), place / "remote")
-    for number in count():
+    for number in steps(3):
         receiver = run.receiver(f"receiver-{number}")
         if stopped_at(number, partial(pull, place / "remote", receiver, mode=mode, jobs=1, layout=run.layout)):
             break

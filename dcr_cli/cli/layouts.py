@@ -263,9 +263,10 @@ def fp8(
     output: Output = None,
     tensors: Tensors = False,
 ) -> int:
-    """Make the layout by which SHARDS of BF16, or of F32 masters, are read as a checkpoint like BASE, with FP8 weights.
+    """Make the layout that reads SHARDS as FP8.
 
-    Where BASE has NAME and NAME_scale_inv, or NAME_scale, both are made of NAME in SHARDS, by blocks or by rows.
+    They hold BF16, or F32 masters, and are read as a checkpoint like BASE. Where BASE has NAME and NAME_scale_inv, or
+    NAME_scale, both are made of NAME in SHARDS, by blocks or by rows.
     """
     from dcr_cli.families import fp8_layout
     from dcr_cli.report import layouts
