@@ -1,4 +1,5 @@
-"""Brings a receiver from where it stands to a version of a remote, by another way if a part of one is pruned meanwhile.
+"""Brings a receiver from where it stands to a version of a remote, by another way if a part of one is pruned meanwhile,
+or is damaged.
 
 It decides where to, and from where, anew for each way; going it is journey.py's matter, what is asked of a remote, and
 how, that of fetch/.
@@ -6,11 +7,12 @@ how, that of fetch/.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from dcr_cli.errors import NotFoundError, WrongBaseError
 from dcr_cli.fetch.adoption import find_standing
-from dcr_cli.fetch.losses import Losses, RemovedError
+from dcr_cli.fetch.losses import Losses, RemovedError, SpoiledError
 from dcr_cli.fetch.prepared import find_prepared, stage
 from dcr_cli.fetch.pull_result import PullResult
 from dcr_cli.fetch.scout import Scout
@@ -24,7 +26,8 @@ from dcr_cli.receiver.view import has_layout
 from dcr_cli.remote.log import no_versions
 from dcr_cli.store.store import Store
 
-# So many ways are begun; somebody who prunes faster than is fetched has to be told to keep more.
+# So many ways are begun; somebody who prunes faster than is fetched has to be told to keep more, and who has more than
+# that damaged, that it is.
 _MOST_WAYS = 8
 
 
@@ -32,9 +35,16 @@ def advance(store: Store, path: Path, wish: Wish, trip: Trip | None = None) -> P
     """Bring the checkpoint at `path` to what is wished for; what `finish` could finish has been finished.
 
     With `trip`, what that says was done before is part of what is told.
-    What goes while it is fetched is gone around, from where the receiver is then, to what is the newest then.
+    What goes while it is fetched, or is damaged, is gone around, from where the receiver is then, to what is the newest
+    then.
     """
-    trip, losses, ways = trip or Trip(store.traffic.received_bytes), Losses(), 0
+    losses = Losses()
+    result = _advance(store, path, wish, trip or Trip(store.traffic.received_bytes), losses)
+    return replace(result, damaged=tuple(map(str, losses.spoiled)))
+
+
+def _advance(store: Store, path: Path, wish: Wish, trip: Trip, losses: Losses) -> PullResult:
+    ways = 0
     while True:
         ways += 1
         situation = look(path)
@@ -49,7 +59,7 @@ def advance(store: Store, path: Path, wish: Wish, trip: Trip | None = None) -> P
             return journey.stay(standing.own)
         try:
             return journey.go(Scout(source, standing.own, target, losses, prefers_deltas=has_layout(path, wish.view)))
-        except RemovedError as error:
+        except (RemovedError, SpoiledError) as error:
             losses.add(error)
             if ways == _MOST_WAYS:
                 raise

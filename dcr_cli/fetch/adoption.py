@@ -14,7 +14,7 @@ from dcr_cli.errors import DamagedError, IncompleteError, NotFoundError, Unsuppo
 from dcr_cli.fetch.download import fetch_manifest
 from dcr_cli.fetch.held import Held, read_held, recorded_skips
 from dcr_cli.fetch.listing import Listing, listing_of_anchor, listing_of_manifest
-from dcr_cli.fetch.losses import RemovedError
+from dcr_cli.fetch.losses import RemovedError, SpoiledError
 from dcr_cli.fetch.position import Position
 from dcr_cli.fetch.situation import Situation
 from dcr_cli.fetch.source import Source, commits_between, require_version
@@ -100,16 +100,24 @@ def is_trusted(position: Position, trust: Trust) -> bool:
 
 
 def list_files(source: Source, published: Published) -> Listing | None:
-    """Which files a version has; None if that is not there any more."""
+    """Which files a version has; None if that is not there any more, SpoiledError if it is there, and damaged."""
     commit = published.version.delta
     if commit is None:
         return _listing_of_anchor(source, published)
-    with suppress(RemovedError):
+    fault: SpoiledError | None = None
+    try:
         return listing_of_manifest(fetch_manifest(source.store, published, commit, None)[1])
+    except RemovedError:
+        pass
+    except SpoiledError as error:
+        fault = error
     # It may have an anchor that says so; one that cannot be used is as good as none.
+    listing = None
     with suppress(DamagedError, WrongBaseError, UnsupportedError):
-        return _listing_of_anchor(source, published)
-    return None
+        listing = _listing_of_anchor(source, published)
+    if listing is None and fault is not None:
+        raise fault
+    return listing
 
 
 def _listing_of_anchor(source: Source, published: Published) -> Listing | None:
@@ -134,8 +142,10 @@ def _read(source: Source, situation: Situation, newest: int, wish: Wish) -> Held
     with open_root(situation.path) as root:
         skip = recorded_skips(root)
         if not skip:
-            listing = list_files(source, require_version(source, newest))
-            skip = listing.skipped if listing is not None else ()
+            # A damaged newest version is no reason not to see which one the receiver is at.
+            with suppress(SpoiledError):
+                listing = list_files(source, require_version(source, newest))
+                skip = listing.skipped if listing is not None else ()
         try:
             return read_held(root, skip, wish.effort, wish.view)
         except (DamagedError, NotFoundError) as error:
