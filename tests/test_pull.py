@@ -621,6 +621,30 @@ class TestAdoption:
         assert "--repair" in (caught.value.hint or "")
         assert tree(root) == before and not (root / ".dcr").exists()
 
+    def test_what_was_changed_is_named(self, five: History, tmp_path: Path) -> None:
+        root = at(five, 2, tmp_path / "r")
+        (root / "config.json").unlink()
+        (root / "tokenizer/vocab.txt").write_bytes(b"other")
+        with pytest.raises(WrongBaseError) as caught:
+            pull(five.url, root)
+        assert caught.value.facts.endswith(
+            f"of the versions 1 to 5 of {five.url}; since dcr left it, config.json is missing, "
+            "tokenizer/vocab.txt was changed"
+        )
+        assert str(caught.value.hint).startswith(f"dcr verify {root} tells all that was changed; dcr pull --repair ")
+        for shard in root.glob("*.safetensors"):
+            shard.write_bytes(shard.read_bytes()[:-1] + b"\xa5")
+        with pytest.raises(WrongBaseError, match=r"changed, tensor layers\.\d\.weight was changed and 1 more$"):
+            pull(five.url, root)
+        assert not verify(root).matches
+
+    def test_what_was_changed_in_a_trusted_receiver(self, signed: History, keys: Path, tmp_path: Path) -> None:
+        trusted = [str(keys / "ours.pub")]
+        pull(signed.url, tmp_path / "r", version=1, trusted_keys=trusted)
+        (tmp_path / "r/config.json").write_bytes(b"{}")
+        with pytest.raises(WrongBaseError, match=r"signed versions; since dcr left it, config\.json was changed$"):
+            pull(signed.url, tmp_path / "r", trusted_keys=trusted)
+
     @pytest.mark.parametrize("torn", [b"", b'{"format": 1, "history": "', b"[]\n", b'{"format": 99}\n'])
     def test_a_torn_note_says_nothing(self, five: History, tmp_path: Path, torn: bytes) -> None:
         """Never that the receiver is at no version."""
