@@ -7,10 +7,12 @@ how, that of fetch/.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from dcr_cli.errors import NotFoundError, WrongBaseError
+from dcr_cli.errors import DcrError, NotFoundError, WrongBaseError, one_line
 from dcr_cli.fetch.adoption import find_standing
 from dcr_cli.fetch.losses import Losses, RemovedError, SpoiledError
 from dcr_cli.fetch.prepared import find_prepared, stage
@@ -38,9 +40,36 @@ def advance(store: Store, path: Path, wish: Wish, trip: Trip | None = None) -> P
     What goes while it is fetched, or is damaged, is gone around, from where the receiver is then, to what is the newest
     then.
     """
-    losses = Losses()
-    result = _advance(store, path, wish, trip or Trip(store.traffic.received_bytes), losses)
+    trip, losses = trip or Trip(store.traffic.received_bytes), Losses()
+    with _telling_version(path, trip):
+        result = _advance(store, path, wish, trip, losses)
     return replace(result, damaged=tuple(map(str, losses.spoiled)))
+
+
+@contextmanager
+def _telling_version(path: Path, trip: Trip) -> Iterator[None]:
+    """Have what goes wrong meanwhile say to which version the receiver was brought all the same, if to one that nobody
+    has asked for."""
+    try:
+        yield
+    except DcrError as error:
+        version = _version_on_the_way(path, trip)
+        if version is not None:
+            error.facts = f"{error.facts}; {one_line(str(path))} is at version {version}"
+            error.args = (f"{error.what}: {error.facts}",)
+            error.details = {**error.details, "version": version}
+        raise
+
+
+def _version_on_the_way(path: Path, trip: Trip) -> int | None:
+    """The version that a receiver is at, if it was brought there on its way to another one, and is whole."""
+    if not trip.applied or trip.applied[-1] == trip.target:
+        return None
+    with suppress(DcrError):
+        situation = look(path)
+        if situation.position is not None and situation.is_at_position:
+            return situation.position.version
+    return None
 
 
 def _advance(store: Store, path: Path, wish: Wish, trip: Trip, losses: Losses) -> PullResult:
@@ -51,6 +80,7 @@ def _advance(store: Store, path: Path, wish: Wish, trip: Trip, losses: Losses) -
         if situation.is_marked and not wish.is_repair:
             check_overtakable(path)
         source, target = _target(store, situation, wish)
+        trip.target = target
         standing = find_standing(source, situation, target, wish)
         if not trip.applied:
             trip.start = standing

@@ -50,11 +50,12 @@ from dcr_cli.remote.version import Published
 class Trip:
     """What has been done so far, perhaps on several ways, each from where the one before was given up, or had failed.
 
-    `before_bytes` the store had received before, `start` is where it began.
+    `before_bytes` the store had received before, `start` is where it began, `target` the version that it goes to.
     """
 
     before_bytes: int
     start: Standing | None = None
+    target: int | None = None
     applied: tuple[int, ...] = ()
     reused_bytes: int = 0
     foreign: tuple[str, ...] = ()

@@ -1192,6 +1192,19 @@ class TestDamagedObjects:
             pull(remote.url, tmp_path / "other", jobs=1)
         assert not (tmp_path / "other").exists()
 
+    def test_behind_an_anchor_with_nothing_around_it(self, tmp_path: Path) -> None:
+        """The anchor's version was come to by then, and that is told."""
+        remote = history(tmp_path / "remote", 2)
+        damaged = damage(remote, 2, "payloads/000000.safetensors")
+        root = tmp_path / "r"
+        for told in (f"; {root} is at version 1", ""):
+            with pytest.raises(DamagedError) as caught:
+                pull(remote.url, root, version=2)
+            facts = f"is not the payload that the manifest lists: its blake3 differs{told}"
+            assert str(caught.value) == f"{remote.url}/{damaged}: {facts}"
+            assert caught.value.details == ({"version": 1} if told else {})
+            assert tree(root) == tree(remote.version(1)) and version_of(root) == 1
+
     def test_all_that_is_damaged_is_told(self, tmp_path: Path) -> None:
         """Several ways, one after the other."""
         remote = history(tmp_path / "remote", 5)

@@ -79,7 +79,9 @@ def test_damage_that_nothing_leads_around(remote: Path, tmp_path: Path, capsys: 
     payload = next(remote.glob("versions/0000000002-*/payloads/*"))
     payload.write_bytes(payload.read_bytes()[:-2] + b"\xff\xfe")
     assert run(remote, tmp_path / "r", "--json") == 4
-    error = json.loads(capsys.readouterr().out)["error"]
+    document = json.loads(capsys.readouterr().out)
+    error = document["error"]
+    assert document["version"] == 1 and error["message"].endswith(f"; {tmp_path / 'r'} is at version 1")
     assert error["class"] == "DamagedError" and str(payload) in error["message"] and "dcr anchor " in error["hint"]
 
 
