@@ -1,4 +1,5 @@
-"""Brings a receiver from where it stands to a version of a remote, by another way if a part of one is pruned meanwhile.
+"""Brings a receiver from where it stands to a version of a remote, by another way if a part of one is pruned meanwhile,
+or is damaged.
 
 It decides where to, and from where, anew for each way; going it is journey.py's matter, what is asked of a remote, and
 how, that of fetch/.
@@ -6,11 +7,14 @@ how, that of fetch/.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
-from dcr_cli.errors import NotFoundError, WrongBaseError
+from dcr_cli.errors import DcrError, NotFoundError, WrongBaseError, one_line
 from dcr_cli.fetch.adoption import find_standing
-from dcr_cli.fetch.losses import Losses, RemovedError
+from dcr_cli.fetch.losses import Losses, RemovedError, SpoiledError
 from dcr_cli.fetch.prepared import find_prepared, stage
 from dcr_cli.fetch.pull_result import PullResult
 from dcr_cli.fetch.scout import Scout
@@ -24,7 +28,8 @@ from dcr_cli.receiver.view import has_layout
 from dcr_cli.remote.log import no_versions
 from dcr_cli.store.store import Store
 
-# So many ways are begun; somebody who prunes faster than is fetched has to be told to keep more.
+# So many ways are begun; somebody who prunes faster than is fetched has to be told to keep more, and who has more than
+# that damaged, that it is.
 _MOST_WAYS = 8
 
 
@@ -32,15 +37,50 @@ def advance(store: Store, path: Path, wish: Wish, trip: Trip | None = None) -> P
     """Bring the checkpoint at `path` to what is wished for; what `finish` could finish has been finished.
 
     With `trip`, what that says was done before is part of what is told.
-    What goes while it is fetched is gone around, from where the receiver is then, to what is the newest then.
+    What goes while it is fetched, or is damaged, is gone around, from where the receiver is then, to what is the newest
+    then.
     """
-    trip, losses, ways = trip or Trip(store.traffic.received_bytes), Losses(), 0
+    trip, losses = trip or Trip(store.traffic.received_bytes), Losses()
+    with _telling_version(path, trip):
+        result = _advance(store, path, wish, trip, losses)
+    return replace(result, damaged=tuple(map(str, losses.spoiled)))
+
+
+@contextmanager
+def _telling_version(path: Path, trip: Trip) -> Iterator[None]:
+    """Have what goes wrong meanwhile say to which version the receiver was brought all the same, if to one that nobody
+    has asked for."""
+    try:
+        yield
+    except DcrError as error:
+        version = _version_on_the_way(path, trip)
+        if version is not None:
+            error.facts = f"{error.facts}; {one_line(str(path))} is at version {version}"
+            error.args = (f"{error.what}: {error.facts}",)
+            error.details = {**error.details, "version": version}
+        raise
+
+
+def _version_on_the_way(path: Path, trip: Trip) -> int | None:
+    """The version that a receiver is at, if it was brought there on its way to another one, and is whole."""
+    if not trip.applied or trip.applied[-1] == trip.target:
+        return None
+    with suppress(DcrError):
+        situation = look(path)
+        if situation.position is not None and situation.is_at_position:
+            return situation.position.version
+    return None
+
+
+def _advance(store: Store, path: Path, wish: Wish, trip: Trip, losses: Losses) -> PullResult:
+    ways = 0
     while True:
         ways += 1
         situation = look(path)
         if situation.is_marked and not wish.is_repair:
             check_overtakable(path)
         source, target = _target(store, situation, wish)
+        trip.target = target
         standing = find_standing(source, situation, target, wish)
         if not trip.applied:
             trip.start = standing
@@ -49,7 +89,7 @@ def advance(store: Store, path: Path, wish: Wish, trip: Trip | None = None) -> P
             return journey.stay(standing.own)
         try:
             return journey.go(Scout(source, standing.own, target, losses, prefers_deltas=has_layout(path, wish.view)))
-        except RemovedError as error:
+        except (RemovedError, SpoiledError) as error:
             losses.add(error)
             if ways == _MOST_WAYS:
                 raise

@@ -26,7 +26,7 @@ from dcr_cli.layout.document import read_layout
 from dcr_cli.receiver.apply_result import ApplyResult, joined
 from dcr_cli.receiver.beside.aside import apply_aside
 from dcr_cli.receiver.beside.folders import ASIDE
-from dcr_cli.receiver.beside.to import apply_to
+from dcr_cli.receiver.beside.to import apply_to, find_built
 from dcr_cli.receiver.change import IN_PLACE, REPLACE
 from dcr_cli.receiver.here import change, finish
 from dcr_cli.receiver.job import Progress, Target
@@ -58,7 +58,8 @@ def apply(
     layout: str | Path | None = None,
     progress: Progress | None = None,
 ) -> ApplyResult:
-    """Bring `checkpoint` from the base of `delta` to its target; with `to`, build the target there instead.
+    """Bring `checkpoint` from the base of `delta` to its target; with `to`, build the target there instead, unless it
+    is there, as an earlier apply has built it.
 
     Several deltas, each starting where the one before ends, are applied in one pass, from the version on that the
     checkpoint is at; deltas that do not allow that go in as few passes as they can, one after the other, and a dry run
@@ -134,6 +135,10 @@ def apply_chain(
             with open_root(checkpoint) as root:
                 deltas = _not_done(root, deltas, way.view, target_of)
         targets = [target_of(group) for group in split(deltas)]
+        if way.to is not None:
+            built = find_built(way.to, targets[-1], way.view, dry_run=way.dry_run)
+            if built is not None:
+                return built
         if way.dry_run:
             return replace(_rehearse(checkpoint, targets[0], way), target=targets[-1].chain.target)
         if way.to is not None:

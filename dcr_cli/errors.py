@@ -42,6 +42,11 @@ class DcrError(Exception):
         self.hint = one_line(hint) if hint is not None else None
         super().__init__(f"{self.what}: {self.facts}")
 
+    @property
+    def class_name(self) -> str:
+        """The class that programs know it by: the nearest in this module's tree."""
+        return next(each.__name__ for each in type(self).__mro__ if each.__module__ == __name__)
+
 
 class UsageError(DcrError):
     exit_code = 2

@@ -1,8 +1,8 @@
 """One way from where a receiver stands to a version, gone: fetched, and applied or installed.
 
-Which way that is fetch/scout.py says, and what is done if a part of it is gone is advance.py's decision; changing the
-checkpoint is that of apply.py and receiver/. Until the first change an error leaves the checkpoint as it was; stopped
-later, the next run finishes it, without the remote where it can.
+Which way that is fetch/scout.py says, and what is done if a part of it is gone or damaged is advance.py's decision;
+changing the checkpoint is that of apply.py and receiver/. Until the first change an error leaves the checkpoint as it
+was; stopped later, the next run finishes it, without the remote where it can.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from dcr_cli.fetch.beside import spool_beside
 from dcr_cli.fetch.download import FetchedDocuments, at_once, fetch_versions
 from dcr_cli.fetch.ending import arrival_at, end, is_due, note
 from dcr_cli.fetch.held import leave_record
+from dcr_cli.fetch.losses import telling_spoiled_files
 from dcr_cli.fetch.position import Position
 from dcr_cli.fetch.pull_result import PullResult
 from dcr_cli.fetch.scout import Scout
@@ -49,11 +50,12 @@ from dcr_cli.remote.version import Published
 class Trip:
     """What has been done so far, perhaps on several ways, each from where the one before was given up, or had failed.
 
-    `before_bytes` the store had received before, `start` is where it began.
+    `before_bytes` the store had received before, `start` is where it began, `target` the version that it goes to.
     """
 
     before_bytes: int
     start: Standing | None = None
+    target: int | None = None
     applied: tuple[int, ...] = ()
     reused_bytes: int = 0
     foreign: tuple[str, ...] = ()
@@ -91,7 +93,8 @@ class Journey:
         return self._result(own, None, self.trip.applied)
 
     def go(self, scout: Scout) -> PullResult:
-        """Go to the version that a scout looks for by the best way there is; RemovedError if a part of it is gone."""
+        """Go to the version that a scout looks for by the best way there is; RemovedError if a part of it is gone,
+        SpoiledError if it is damaged in the remote."""
         if self.wish.dry_run:
             way = scout.way(self.situation.bytes)
             scout.documents(way, None)
@@ -185,11 +188,12 @@ class Journey:
         # What is in progress there could not be finished, or is what is gone on with.
         allowance = Allowance(repair=self.wish.is_repair or self.situation.is_marked)
         manner = Manner(self.wish.mode, allowance, self.wish.keep_previous)
-        if cut is not None:
-            installed = self._install_cut(published, request, manner, cut)
-        else:
-            installed = install(self.path, request, manner)
-            note(self.path, self._position(published))
+        with telling_spoiled_files(self.source.store, published.version.place):
+            if cut is not None:
+                installed = self._install_cut(published, request, manner, cut)
+            else:
+                installed = install(self.path, request, manner)
+                note(self.path, self._position(published))
         self.trip.applied += (version,)
         self.trip.unreadable = installed.unreadable
         self._left(installed.foreign, installed.previous)
@@ -225,7 +229,9 @@ class Journey:
         if way.anchor is None or not has_layout(self.path, self.wish.view):
             return None
         root, request = Path(os.path.realpath(self.path)), self._request(scout, way.anchor)
-        return find_shards(root, self.wish.view, request.wanted.skipped, fetch_forms(request))
+        with telling_spoiled_files(self.source.store, scout.commits[way.anchor].version.place):
+            forms = fetch_forms(request)
+        return find_shards(root, self.wish.view, request.wanted.skipped, forms)
 
     def _came_to(self, documents: list[FetchedDocuments], foreign: tuple[str, ...], previous: str | None) -> None:
         self.trip.applied += tuple(each.place.version for each in documents)

@@ -47,6 +47,7 @@ def explain(error: BaseException, left: Callable[[], str] | None = None) -> Fail
     trace = "".join(traceback.format_exception(error))
     name = type(error).__name__
     if isinstance(error, DcrError):
+        name = error.class_name
         return Failure(error.exit_code, name, str(error), error.hint, error.retryable, False, trace, error.details)
     if isinstance(error, Stopped | KeyboardInterrupt):
         number = error.number if isinstance(error, Stopped) else signal.SIGINT

@@ -1216,6 +1216,52 @@ class TestTo:
         apply(delta, base, to=tmp_path / "out")
         assert tree(tmp_path / "out") == tree(target)
 
+    def test_a_second_run_does_nothing(self, tiny: tuple[Path, Path, Path], tmp_path: Path) -> None:
+        """Whoever was stopped when all was done runs it again."""
+        base, target, delta = tiny
+        out = tmp_path / "out"
+        assert not apply(delta, base, to=out).already
+        before = os.stat(out / ".dcr/state.json")
+        for dry_run in (True, False):
+            result = apply(delta, base, to=out, dry_run=dry_run)
+            assert (result.already, result.exact, result.checkpoint) == (True, True, str(out))
+        assert tree(out) == tree(target) and os.stat(out / ".dcr/state.json") == before
+        assert not list(tmp_path.glob(".out*"))
+
+    def test_a_second_run_through_several_deltas(self, tmp_path: Path) -> None:
+        versions = [
+            write_checkpoint(tmp_path / f"v{number}", {"a": tensor_of("BF16", (64,), number)}) for number in range(3)
+        ]
+        for number in (1, 2):
+            diff(versions[number - 1], versions[number], tmp_path / f"d{number}", skip=[f"none-{number}"])
+        deltas = [tmp_path / "d1", tmp_path / "d2"]
+        assert not apply(deltas, versions[0], to=tmp_path / "out").already
+        for dry_run in (True, False):
+            assert apply(deltas, versions[0], to=tmp_path / "out", dry_run=dry_run).already
+        assert tree(tmp_path / "out") == tree(versions[2])
+
+    @pytest.mark.parametrize("what", ["byte", "file", "record", "base"])
+    def test_what_is_not_at_the_target_is_something_else(
+        self, tiny: tuple[Path, Path, Path], tmp_path: Path, what: str
+    ) -> None:
+        base, _, delta = tiny
+        out = tmp_path / "out"
+        apply(delta, base, to=out)
+        shard = next(iter(sorted(out.glob("*.safetensors"))))
+        if what == "byte":
+            shard.write_bytes(shard.read_bytes()[:-1] + b"\xa5")
+        elif what == "file":
+            (out / "config.json").write_text("other")
+        elif what == "record":
+            (out / ".dcr/state.json").unlink()
+        else:
+            shutil.rmtree(out)
+            shutil.copytree(base, out)
+        before = tree(out)
+        with pytest.raises(ConflictError, match="exists and is no empty folder"):
+            apply(delta, base, to=out)
+        assert tree(out) == before
+
     def test_a_receiver_at_the_target(self, tiny: tuple[Path, Path, Path], tmp_path: Path) -> None:
         with pytest.raises(WrongBaseError, match="nothing to build"):
             apply(tiny[2], tiny[1], to=tmp_path / "out")

@@ -664,6 +664,30 @@ class TestAdoption:
         assert "--repair" in (caught.value.hint or "")
         assert tree(root) == before and not (root / ".dcr").exists()
 
+    def test_what_was_changed_is_named(self, five: History, tmp_path: Path) -> None:
+        root = at(five, 2, tmp_path / "r")
+        (root / "config.json").unlink()
+        (root / "tokenizer/vocab.txt").write_bytes(b"other")
+        with pytest.raises(WrongBaseError) as caught:
+            pull(five.url, root)
+        assert caught.value.facts.endswith(
+            f"of the versions 1 to 5 of {five.url}; since dcr left it, config.json is missing, "
+            "tokenizer/vocab.txt was changed"
+        )
+        assert str(caught.value.hint).startswith(f"dcr verify {root} tells all that was changed; dcr pull --repair ")
+        for shard in root.glob("*.safetensors"):
+            shard.write_bytes(shard.read_bytes()[:-1] + b"\xa5")
+        with pytest.raises(WrongBaseError, match=r"changed, tensor layers\.\d\.weight was changed and 1 more$"):
+            pull(five.url, root)
+        assert not verify(root).matches
+
+    def test_what_was_changed_in_a_trusted_receiver(self, signed: History, keys: Path, tmp_path: Path) -> None:
+        trusted = [str(keys / "ours.pub")]
+        pull(signed.url, tmp_path / "r", version=1, trusted_keys=trusted)
+        (tmp_path / "r/config.json").write_bytes(b"{}")
+        with pytest.raises(WrongBaseError, match=r"signed versions; since dcr left it, config\.json was changed$"):
+            pull(signed.url, tmp_path / "r", trusted_keys=trusted)
+
     @pytest.mark.parametrize("torn", [b"", b'{"format": 1, "history": "', b"[]\n", b'{"format": 99}\n'])
     def test_a_torn_note_says_nothing(self, five: History, tmp_path: Path, torn: bytes) -> None:
         """Never that the receiver is at no version."""
@@ -1179,6 +1203,118 @@ class TestRepair:
         fetched = [key.rpartition("/")[2] for _, key in calls if "/files/" in key]
         assert shards[0].name in fetched and shards[1].name not in fetched
         assert tree(root) == tree(five.version(5))
+
+
+class TestDamagedObjects:
+    """What is damaged in the remote is never applied, and gone around where something leads around it."""
+
+    @pytest.mark.parametrize("what", ["payloads/000000.safetensors", "manifest.zst", "digests.zst"])
+    @pytest.mark.parametrize("start", ["new", "behind", "repair", "edited"])
+    def test_a_delta_with_an_anchor_behind_it(self, tmp_path: Path, what: str, start: str) -> None:
+        remote = history(tmp_path / "remote", 6)
+        remote.anchor(4)
+        root = tmp_path / "r"
+        if start != "new":
+            at(remote, 1, root)
+        if start == "edited":
+            (root / "config.json").unlink()
+        damaged = damage(remote, 2, what)
+        result = pull(remote.url, root, jobs=1, repair=start in ("repair", "edited"))
+        assert result.applied[-3:] == (4, 5, 6) and 2 not in result.applied
+        assert result.way is not None and result.way.anchor == 4
+        assert [text.partition(": ")[0] for text in result.damaged] == [f"{remote.url}/{damaged}"]
+        assert tree(root) == tree(remote.version(6)) and version_of(root) == 6
+        assert pull(remote.url, root).already
+
+    @pytest.mark.parametrize("is_repair", [False, True])
+    def test_where_nothing_leads_around_it(self, tmp_path: Path, is_repair: bool) -> None:
+        """It is named, with what makes a way, and that does."""
+        remote = history(tmp_path / "remote", 3)
+        root = at(remote, 1, tmp_path / "r")
+        damaged = damage(remote, 2, "payloads/000000.safetensors")
+        with pytest.raises(DamagedError) as caught:
+            pull(remote.url, root, repair=is_repair)
+        assert caught.value.what == f"{remote.url}/{damaged}" and type(caught.value) is DamagedError
+        assert f"dcr anchor CHECKPOINT {remote.url}, " in str(caught.value.hint)
+        assert f"dcr verify --deep --remote {remote.url} " in str(caught.value.hint)
+        assert tree(root) == tree(remote.version(1)) and version_of(root) == 1
+        remote.anchor(3)
+        assert pull(remote.url, root, repair=is_repair).applied == (3,)
+
+    @pytest.mark.parametrize("what", ["files/model-00002-of-00002.safetensors", "files/config.json", ".json", "short"])
+    def test_an_anchor(self, tmp_path: Path, what: str) -> None:
+        remote = history(tmp_path / "remote", 3)
+        remote.anchor(3)
+        place = remote.commit(3).version.place
+        key = f"anchors/{place}{what}" if what == ".json" else f"anchors/{place}/{what}"
+        if what == "short":
+            key = f"anchors/{place}/files/config.json"
+        damage_key(remote, key, is_cut=what == "short")
+        result = pull(remote.url, tmp_path / "r", jobs=1)
+        assert result.applied == (1, 2, 3) and len(result.damaged) == 1
+        assert result.damaged[0].startswith(f"{remote.url}/{key}: ")
+        assert tree(tmp_path / "r") == tree(remote.version(3)) and version_of(tmp_path / "r") == 3
+        remote.remove_delta(2)
+        with pytest.raises(DamagedError, match=key):
+            pull(remote.url, tmp_path / "other", jobs=1)
+        assert not (tmp_path / "other").exists()
+
+    def test_behind_an_anchor_with_nothing_around_it(self, tmp_path: Path) -> None:
+        """The anchor's version was come to by then, and that is told."""
+        remote = history(tmp_path / "remote", 2)
+        damaged = damage(remote, 2, "payloads/000000.safetensors")
+        root = tmp_path / "r"
+        for told in (f"; {root} is at version 1", ""):
+            with pytest.raises(DamagedError) as caught:
+                pull(remote.url, root, version=2)
+            facts = f"is not the payload that the manifest lists: its blake3 differs{told}"
+            assert str(caught.value) == f"{remote.url}/{damaged}: {facts}"
+            assert caught.value.details == ({"version": 1} if told else {})
+            assert tree(root) == tree(remote.version(1)) and version_of(root) == 1
+
+    def test_all_that_is_damaged_is_told(self, tmp_path: Path) -> None:
+        """Several ways, one after the other."""
+        remote = history(tmp_path / "remote", 5)
+        root = at(remote, 1, tmp_path / "r")
+        for number in (3, 5):
+            remote.anchor(number)
+        damaged = [
+            damage(remote, 2, "manifest.zst"),
+            f"anchors/{remote.commit(5).version.place}/files/model-00001-of-00002.safetensors",
+        ]
+        damage_key(remote, damaged[1])
+        result = pull(remote.url, root, jobs=1)
+        assert result.applied == (3, 4, 5)
+        assert [text.partition(": ")[0] for text in result.damaged] == [f"{remote.url}/{key}" for key in damaged]
+        assert tree(root) == tree(remote.version(5))
+
+    def test_a_copy_is_known_though_the_newest_version_is_damaged(self, tmp_path: Path) -> None:
+        remote = history(tmp_path / "remote", 3)
+        remote.anchor(3)
+        root = fresh_copy(remote.version(1), tmp_path / "r")
+        damage(remote, 3, "manifest.zst")
+        result = pull(remote.url, root)
+        assert (result.from_version, result.applied) == (1, (3,))
+        assert tree(root) == tree(remote.version(3))
+
+
+def damage(remote: History, number: int, name: str) -> str:
+    """Flip two bytes of an object of a version's delta, where it lies: its key."""
+    key = f"versions/{remote.commit(number).version.place}/{name}"
+    damage_key(remote, key)
+    return key
+
+
+def damage_key(remote: History, key: str, *, is_cut: bool = False) -> None:
+    """Flip two bytes of an object, or cut them off."""
+    with remote.open() as store:
+        data = bytearray(store.get(key, most_bytes=1 << 20) or b"")
+        if is_cut:
+            del data[-2:]
+        else:
+            data[-4] ^= 1
+            data[-3] ^= 1
+        store.put(key, bytes(data))
 
 
 def acknowledged(history: History, version: int, receiver: str) -> Any:

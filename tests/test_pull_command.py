@@ -55,6 +55,36 @@ def test_what_programs_read(remote: Path, tmp_path: Path, capsys: pytest.Capture
     assert document["way"]["anchor"] == 1 and document["downloaded_bytes"] > 0 and document["changed"] is True
 
 
+def test_what_is_damaged_and_was_gone_around(remote: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is told on standard error, beside a result as of any other pull."""
+    root = tmp_path / "r"
+    assert run(remote, root, "--version", "1") == 0
+    assert main(["anchor", str(tmp_path / "v2"), str(remote)]) == 0
+    payload = next(remote.glob("versions/0000000002-*/payloads/*"))
+    payload.write_bytes(payload.read_bytes()[:-2] + b"\xff\xfe")
+    capsys.readouterr()
+    assert run(remote, root, "--json") == 0
+    out, err = capsys.readouterr()
+    document = json.loads(out)
+    assert (document["ok"], document["applied"]) == (True, [2])
+    assert err == (
+        f"dcr: {document['damaged'][0]}; another way led around it\n"
+        f"hint: dcr verify --deep --remote {remote} tells what else is damaged\n"
+    )
+    assert document["damaged"][0].startswith(f"{payload}: is not the payload that the manifest lists")
+    assert tree(root) == tree(tmp_path / "v2")
+
+
+def test_damage_that_nothing_leads_around(remote: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    payload = next(remote.glob("versions/0000000002-*/payloads/*"))
+    payload.write_bytes(payload.read_bytes()[:-2] + b"\xff\xfe")
+    assert run(remote, tmp_path / "r", "--json") == 4
+    document = json.loads(capsys.readouterr().out)
+    error = document["error"]
+    assert document["version"] == 1 and error["message"].endswith(f"; {tmp_path / 'r'} is at version 1")
+    assert error["class"] == "DamagedError" and str(payload) in error["message"] and "dcr anchor " in error["hint"]
+
+
 def test_what_could_not_be_staged_does_not_make_what_was_applied_look_failed(
     remote: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

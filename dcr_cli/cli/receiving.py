@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from typing import Annotated, Any
+import shlex
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -22,6 +23,9 @@ from dcr_cli.cli.options import (
 from dcr_cli.cli.quantities import seconds_of
 from dcr_cli.cli.session import Session
 from dcr_cli.errors import DcrError, UsageError
+
+if TYPE_CHECKING:
+    from dcr_cli.fetch.pull_result import PullResult
 
 
 @command
@@ -98,6 +102,7 @@ def pull(
     with session.progress() as progress:
         result = run(remote, place, version=version, repair=repair, dry_run=dry_run, progress=progress, **options)
     code = session.finish(result, lambda: pulls.pull_lines(result))
+    _complain_of_damage(session, result)
     if result.staging_error is not None:
         # The checkpoint is at its version all the same, and whoever goes on after this command may.
         error = result.staging_error
@@ -116,4 +121,12 @@ def _follow(session: Session, remote: str, checkpoint: str, options: dict[str, A
     code = 0
     for arrival in follow(remote, checkpoint, tell=tell, **options):
         code = session.finish(arrival, functools.partial(pulls.arrival_lines, arrival))
+        _complain_of_damage(session, arrival.result)
     return code
+
+
+def _complain_of_damage(session: Session, result: PullResult) -> None:
+    """Say what of the remote is damaged, though the receiver could do without it: others may not be able to."""
+    for damaged in result.damaged:
+        hint = f"dcr verify --deep --remote {shlex.quote(result.remote)} tells what else is damaged"
+        session.complain(f"{damaged}; another way {'leads' if result.dry_run else 'led'} around it", hint)

@@ -6,15 +6,16 @@ It reads and changes nothing.
 from __future__ import annotations
 
 import os
+import shlex
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dcr_cli.errors import DamagedError, IncompleteError, NotFoundError, UnsupportedError, WrongBaseError
 from dcr_cli.fetch.download import fetch_manifest
-from dcr_cli.fetch.held import Held, read_held, recorded_skips
+from dcr_cli.fetch.held import Held, changes_since_record, read_held, recorded_skips
 from dcr_cli.fetch.listing import Listing, listing_of_anchor, listing_of_manifest
-from dcr_cli.fetch.losses import RemovedError
+from dcr_cli.fetch.losses import RemovedError, SpoiledError
 from dcr_cli.fetch.position import Position
 from dcr_cli.fetch.situation import Situation
 from dcr_cli.fetch.source import Source, commits_between, require_version
@@ -28,6 +29,8 @@ from dcr_cli.remote.signing import Trust
 from dcr_cli.remote.version import Published
 
 _REPAIR = "dcr pull --repair brings it to a version whatever it holds, and fetches what differs from an anchor"
+
+_SHOWN_CHANGES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +86,7 @@ def _find(source: Source, situation: Situation, target: int, wish: Wish, noted: 
         return found
     if wish.trust.is_asked_for:
         facts = "is not known to be built from signed versions"
-        raise WrongBaseError(str(situation.path), facts, hint=f"{_REPAIR} that is signed")
+        raise _refused(situation, held, facts, f"{_REPAIR} that is signed")
     newest = source.log.newest(target)
     first = max(1, newest - ADOPTED_VERSIONS + 1)
     versions = commits_between(source, require_version(source, first), newest)
@@ -91,7 +94,19 @@ def _find(source: Source, situation: Situation, target: int, wish: Wish, noted: 
         if (found := _match(source, held, versions[version])) is not None:
             return replace(found, is_adopted=True)
     which = f"is none of the versions {first} to {newest}" if first < newest else f"is not version {newest}"
-    raise WrongBaseError(str(situation.path), f"what it holds {which} of {source.shown}", hint=_REPAIR)
+    raise _refused(situation, held, f"what it holds {which} of {source.shown}", _REPAIR)
+
+
+def _refused(situation: Situation, held: Held, facts: str, hint: str) -> WrongBaseError:
+    """Say of what a receiver holds also what was changed since its record was written, if it has one that tells."""
+    path = str(situation.path)
+    with open_root(path) as root:
+        changes = changes_since_record(root, held)
+    if not changes:
+        return WrongBaseError(path, facts, hint=hint)
+    more = f" and {len(changes) - _SHOWN_CHANGES:,} more" if len(changes) > _SHOWN_CHANGES else ""
+    facts = f"{facts}; since dcr left it, {', '.join(changes[:_SHOWN_CHANGES])}{more}"
+    return WrongBaseError(path, facts, hint=f"dcr verify {shlex.quote(path)} tells all that was changed; {hint}")
 
 
 def is_trusted(position: Position, trust: Trust) -> bool:
@@ -100,16 +115,24 @@ def is_trusted(position: Position, trust: Trust) -> bool:
 
 
 def list_files(source: Source, published: Published) -> Listing | None:
-    """Which files a version has; None if that is not there any more."""
+    """Which files a version has; None if that is not there any more, SpoiledError if it is there, and damaged."""
     commit = published.version.delta
     if commit is None:
         return _listing_of_anchor(source, published)
-    with suppress(RemovedError):
+    fault: SpoiledError | None = None
+    try:
         return listing_of_manifest(fetch_manifest(source.store, published, commit, None)[1])
+    except RemovedError:
+        pass
+    except SpoiledError as error:
+        fault = error
     # It may have an anchor that says so; one that cannot be used is as good as none.
+    listing = None
     with suppress(DamagedError, WrongBaseError, UnsupportedError):
-        return _listing_of_anchor(source, published)
-    return None
+        listing = _listing_of_anchor(source, published)
+    if listing is None and fault is not None:
+        raise fault
+    return listing
 
 
 def _listing_of_anchor(source: Source, published: Published) -> Listing | None:
@@ -134,8 +157,10 @@ def _read(source: Source, situation: Situation, newest: int, wish: Wish) -> Held
     with open_root(situation.path) as root:
         skip = recorded_skips(root)
         if not skip:
-            listing = list_files(source, require_version(source, newest))
-            skip = listing.skipped if listing is not None else ()
+            # A damaged newest version is no reason not to see which one the receiver is at.
+            with suppress(SpoiledError):
+                listing = list_files(source, require_version(source, newest))
+                skip = listing.skipped if listing is not None else ()
         try:
             return read_held(root, skip, wish.effort, wish.view)
         except (DamagedError, NotFoundError) as error:

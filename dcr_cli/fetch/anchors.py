@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dcr_cli.errors import NotFoundError
-from dcr_cli.fetch.losses import RemovedError, is_gone
+from dcr_cli.fetch.losses import RemovedError, is_gone, telling_spoiled
 from dcr_cli.receiver.install.wanted import Wanted
 from dcr_cli.remote.anchor import Anchor
 from dcr_cli.remote.keys import Place, anchor_file_key
@@ -27,7 +27,7 @@ def wanted_of(anchor: Anchor) -> Wanted:
 class AnchorFetcher:
     """Fetches parts of the files of a version's anchor, in any number of threads; they are checked by whoever asks.
 
-    RemovedError if a file is gone.
+    RemovedError if a file is gone, SpoiledError if it is shorter than its document says.
     """
 
     def __init__(self, store: Store, place: Place) -> None:
@@ -38,8 +38,10 @@ class AnchorFetcher:
         key = anchor_file_key(self._place, path)
         for at in range(begin, begin + size, _PART_BYTES):
             try:
-                yield self._store.get_range(key, at, min(_PART_BYTES, begin + size - at))
+                with telling_spoiled(self._store, self._place, is_anchor=True):
+                    data = self._store.get_range(key, at, min(_PART_BYTES, begin + size - at))
             except (NotFoundError, RefusedError) as error:
                 if not is_gone(self._store, key, error):
                     raise
                 raise RemovedError(self._store.shown, self._place.version, is_anchor=True) from error
+            yield data

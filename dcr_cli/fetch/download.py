@@ -20,7 +20,7 @@ from dcr_cli.delta.manifest import Manifest, PayloadRow
 from dcr_cli.delta.output import DIGESTS_NAME, MANIFEST_NAME
 from dcr_cli.durable import NoRoomError
 from dcr_cli.errors import DamagedError, NotFoundError, size
-from dcr_cli.fetch.losses import RemovedError, is_gone
+from dcr_cli.fetch.losses import RemovedError, is_gone, telling_spoiled
 from dcr_cli.fetch.spool import Spool
 from dcr_cli.pool import run_all
 from dcr_cli.receiver.install.gather import Effort
@@ -39,7 +39,6 @@ _OBJECT_LIMIT = 2 * CONTENT_LIMIT
 AT_ONCE_BYTES = CONTENT_LIMIT
 # What is written beside payloads and documents, and what the file system needs for it.
 _SLACK_BYTES = 1 << 20
-_AGAIN = "run the same command again; if it stays so, what the remote holds is damaged"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +73,8 @@ def fetch_manifest(store: Store, published: Published, commit: Commit, spool: Sp
     """Fetch the manifest of a version, whose commit is `commit`, unless it is in the spool: the object and what it
     says.
 
-    RemovedError if it is not there, or may not be read where commits may; DamagedError if it is not the right one.
+    RemovedError if it is not there, or may not be read where commits may; SpoiledError if it is not the right one, the
+    second time too.
     """
     place = published.version.place
 
@@ -121,17 +121,18 @@ def _kept(spool: Spool | None, place: Place, name: str, check: Callable[[bytes, 
 
 def _fetched(store: Store, place: Place, wanted: tuple[str, int], check: Callable[[bytes, str], T]) -> tuple[bytes, T]:
     key, size_bytes = wanted
-    data = store.get(key, most_bytes=_OBJECT_LIMIT, size=size_bytes, is_denied_absent=True)
-    if data is None:
-        raise RemovedError(store.shown, place.version)
-    return data, check(data, f"{store.shown}/{key}")
+    with telling_spoiled(store, place):
+        data = store.get(key, most_bytes=_OBJECT_LIMIT, size=size_bytes, is_denied_absent=True)
+        if data is None:
+            raise RemovedError(store.shown, place.version)
+        return data, check(data, f"{store.shown}/{key}")
 
 
 def fetch_versions(store: Store, spool: Spool, versions: Sequence[FetchedDocuments], effort: Effort) -> int:
     """Fetch all of these versions into the spool, where each is a delta's folder in the end: how many bytes of payloads
     were there already.
 
-    Nothing of the checkpoint is changed. NoRoomError before any payload is fetched; DamagedError if one is not the one
+    Nothing of the checkpoint is changed. NoRoomError before any payload is fetched; SpoiledError if one is not the one
     that the manifest lists, the second time too; RemovedError if one is gone.
     """
     for documents in versions:
@@ -174,16 +175,16 @@ def _fetch_payload(store: Store, spool: Spool, payload: _Wanted) -> None:
 
     def attempt() -> None:
         hasher = ObjectHasher()
-        with spool.create_payload(place, index) as file:
+        with spool.create_payload(place, index) as file, telling_spoiled(store, place):
             at = 0
             for chunk in store.stream(key, size=row.bytes):
                 file.write_at(at, chunk)
                 hasher.update(chunk)
                 at += len(chunk)
             file.sync()
-        if hasher.digest() != row.blake3:
-            facts = "is not the payload that the manifest lists: its blake3 differs"
-            raise DamagedError(f"{store.shown}/{key}", facts, hint=_AGAIN)
+            if hasher.digest() != row.blake3:
+                facts = "is not the payload that the manifest lists: its blake3 differs"
+                raise DamagedError(f"{store.shown}/{key}", facts)
 
     try:
         _twice(attempt)

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from dcr_cli.checkpoint.checkpoint import FileDigest, open_checkpoint
 from dcr_cli.checkpoint.digest import State, content_digest, digest_bytes, files_digest
 from dcr_cli.checkpoint.folder import Identity
-from dcr_cli.checkpoint.parts import SIDECAR
+from dcr_cli.checkpoint.names import shown
+from dcr_cli.checkpoint.parts import SHARD, SIDECAR
 from dcr_cli.content import Side, Workers, in_file_order, tensor_digests, tensor_of_part
 from dcr_cli.durable import Folder
 from dcr_cli.fetch.listing import Listing
@@ -95,6 +96,26 @@ def read_held(root: Folder, skip: Sequence[str], effort: Effort, view: View) -> 
         tuple(files),
         Reading(rows, checkpoint.identities, checkpoint.skipped, laid.layout if laid is not None else None),
     )
+
+
+def changes_since_record(root: Folder, held: Held) -> list[str]:
+    """Say in which files and tensors a checkpoint that was read just now is not what its record says; nothing without a
+    record that was read in the same way."""
+    record, read = find_record(root), held.read
+    if record is None or read is None:
+        return []
+    if record.layout != (layout_blake3(read.layout) if read.layout is not None else None):
+        return []
+    files = {file.path: file for file in held.files}
+    told = [f"{shown(file.path)} is missing" for file in record.files if file.path not in files]
+    for file in record.files:
+        # Of a shard that is its header; what its tensors are is said of each.
+        if file.path in files and files[file.path].blake3 != file.blake3:
+            told.append(f"{'the header of ' if file.kind == SHARD else ''}{shown(file.path)} was changed")
+    tensors = {tensor.name: tensor for tensor in read.tensors}
+    told += [f"tensor {shown(tensor.name)} is missing" for tensor in record.tensors if tensor.name not in tensors]
+    changed = [tensor for tensor in record.tensors if tensors.get(tensor.name, tensor) != tensor]
+    return told + [f"tensor {shown(tensor.name)} was changed" for tensor in changed]
 
 
 def leave_record(receiver: Receiver, held: Held, listing: Listing | None) -> None:

@@ -21,7 +21,8 @@ class PullResult:
     change that had been stopped was finished first. `adopted`: nothing said which version it was; its bytes did.
     `downloaded_bytes` came from the remote, all requests together; `reused_bytes` of payloads were there already,
     `fetched_before_commit_bytes` of them since before the version was committed. `staged`: a version that is prepared,
-    which the receiver is ready for. `unreadable` files could not be read, and what they lacked was fetched. `foreign`
+    which the receiver is ready for. `damaged` says of each object of the remote that is damaged, and was gone around,
+    what is wrong with it. `unreadable` files could not be read, and what they lacked was fetched. `foreign`
     files are no part of the checkpoint and were left. `previous` is the folder that a link pointed at before, if it is
     left there.
     """
@@ -44,6 +45,7 @@ class PullResult:
     staged: int | None = None
     staging_error: DcrError | None = None
     fetched_before_commit_bytes: int = 0
+    damaged: tuple[str, ...] = ()
     unreadable: tuple[str, ...] = ()
     foreign: tuple[str, ...] = ()
     previous: str | None = None

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from dcr_cli.errors import DamagedError, DcrError, NotFoundError, UnsupportedError, WrongBaseError
 from dcr_cli.fetch.download import FetchedDocuments, fetch_delta_documents
-from dcr_cli.fetch.losses import Losses, RemovedError
+from dcr_cli.fetch.losses import Losses, RemovedError, SpoiledError, telling_spoiled
 from dcr_cli.fetch.source import Source, commits_between, require_version
 from dcr_cli.fetch.spool import Spool
 from dcr_cli.fetch.way import Goal, Way, find_way, first_gap, is_worth_looking
@@ -49,8 +49,8 @@ class Scout:
     def way(self, own_bytes: int) -> Way:
         """Find the best way, for a receiver that holds so many bytes.
 
-        WrongBaseError, or NotFoundError, if there is none. An anchor that is damaged, or not signed as it has to be, is
-        as good as none: what is wrong with it is raised if there is no other way.
+        WrongBaseError, or NotFoundError, if there is none. What is damaged, or an anchor that is not signed as it has
+        to be, is as good as none: what is wrong with it is raised if there is no other way.
         """
         way = self._best()
         if is_worth_looking(way, own_bytes) and not (way is not None and self._prefers_deltas):
@@ -66,7 +66,7 @@ class Scout:
         return way if way.anchor is None or self._has(way.anchor) else self.way(own_bytes)
 
     def documents(self, way: Way, spool: Spool | None) -> list[FetchedDocuments]:
-        """Fetch the documents of a way's deltas; RemovedError if some are gone."""
+        """Fetch the documents of a way's deltas; RemovedError if some are gone, SpoiledError if some are damaged."""
         found = []
         for version in way.deltas:
             published = self.commits[version]
@@ -96,11 +96,15 @@ class Scout:
         for version in sorted(versions - self._asked, reverse=True):
             self._asked.add(version)
             published = self.commits.get(version)
-            if published is None:
+            if published is None or version in self._losses.anchors:
                 continue
             try:
-                anchor = fetch_anchor(self._source.store, published, self._source.trust)
-            except (DamagedError, WrongBaseError, UnsupportedError) as error:
+                with telling_spoiled(self._source.store, published.version.place, is_anchor=True):
+                    anchor = fetch_anchor(self._source.store, published, self._source.trust)
+            except SpoiledError as error:
+                self._losses.add(error)
+                continue
+            except (WrongBaseError, UnsupportedError) as error:
                 self._faults.append(error)
                 continue
             if anchor is not None:
@@ -127,6 +131,9 @@ class Scout:
             oldest = older
 
     def _no_way(self) -> DcrError:
+        for spoiled in self._losses.spoiled:
+            # This is the end: whoever looks for ways around what is spoiled has none left.
+            return DamagedError(spoiled.what, spoiled.facts, hint=spoiled.hint)
         if self._faults:
             return self._faults[0]
         own, target = self.goal

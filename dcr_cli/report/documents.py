@@ -37,7 +37,7 @@ def _plain(value: Any) -> Any:
     from dcr_cli.checkpoint.digest import State, blake3_text
 
     if isinstance(value, DcrError):
-        return of_error(type(value).__name__, str(value), value.hint, is_retryable=value.retryable)
+        return of_error(value.class_name, str(value), value.hint, is_retryable=value.retryable)
     if isinstance(value, State):
         return {"content": blake3_text(value.content), "files": blake3_text(value.files)}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

@@ -10,14 +10,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from dcr_cli.errors import WrongBaseError
-from dcr_cli.receiver.apply_result import ApplyResult, done, joined
+from dcr_cli.errors import DcrError, WrongBaseError
+from dcr_cli.receiver.apply_result import ApplyResult, done, joined, nothing_done
 from dcr_cli.receiver.beside.folders import TO, check_free, new_folder, open_parent, partial_name
 from dcr_cli.receiver.beside.fresh import Fresh, build_shards, room_for_fresh
 from dcr_cli.receiver.change import REPLACE
 from dcr_cli.receiver.here import change
 from dcr_cli.receiver.job import Job, Target
 from dcr_cli.receiver.plan import Plan
+from dcr_cli.receiver.record import find_record
 from dcr_cli.receiver.sidecars import final_files, new_files
 from dcr_cli.receiver.survey import Survey, is_there_already, look_at, open_root
 from dcr_cli.receiver.view import View
@@ -51,6 +52,26 @@ def apply_to(checkpoint: Path, out: Path, targets: Sequence[Target], view: View)
             parent.rename(partial, parent, out.name)
             parent.sync()
         return joined(results)
+
+
+def find_built(out: Path, target: Target, view: View, *, dry_run: bool) -> ApplyResult | None:
+    """The result for an `out` that an earlier run has built: its record says so, and its bytes; None if it is something
+    else, or a link."""
+    out = Path(os.path.abspath(out))
+    if out.is_symlink() or not out.is_dir():
+        return None
+    try:
+        with open_root(out) as root:
+            record = find_record(root)
+            if record is None or record.state.content != target.chain.target.content:
+                return None
+            found, job = look_at(root, target, view)
+            if not is_there_already(found, job):
+                return None
+    except DcrError:
+        # Whatever is wrong with it, nothing can be built there.
+        return None
+    return nothing_done(str(out), TO, job, exact=found.has_target_files, foreign=found.foreign, dry_run=dry_run)
 
 
 def done_to(out: Path, found: Survey, job: Job, plan: Plan, *, bytes_written: int, dry_run: bool) -> ApplyResult:

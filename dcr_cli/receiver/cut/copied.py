@@ -17,20 +17,19 @@ from dcr_cli.checkpoint.names import shown
 from dcr_cli.checkpoint.parts import SHARD
 from dcr_cli.delta.file_rules import RangedFile
 from dcr_cli.durable import Folder
-from dcr_cli.errors import DamagedError
 from dcr_cli.layout.layout import Form
 from dcr_cli.pool import run_all
 from dcr_cli.receiver.install.built import open_built
 from dcr_cli.receiver.install.gather import Gatherer, Shelf, find_right, supply_of
 from dcr_cli.receiver.install.here import Request
-from dcr_cli.receiver.install.wanted import Wanted
+from dcr_cli.receiver.install.wanted import FetchedError, Wanted
 from dcr_cli.receiver.places import check_room, with_slack
 
 
 def fetch_forms(request: Request) -> dict[str, Form]:
     """The forms of the tensors of the wanted state: of all that it has, the headers of its shards are fetched.
 
-    DamagedError if one is not the header that is wanted.
+    FetchedError if one is not the header that is wanted.
     """
     headers: dict[str, Header] = {}
 
@@ -81,7 +80,7 @@ def _fetch_header(request: Request, file: RangedFile) -> Header:
     start = get(0, LENGTH_BYTES)
     raw = start + get(LENGTH_BYTES, header_bytes(start, file.size, what))
     if object_digest(raw) != file.blake3:
-        raise DamagedError(f"{request.origin}: {what}", "its header is not the one that is wanted: its blake3 differs")
+        raise FetchedError(file.path, "its header is not the one that is wanted: its blake3 differs")
     return parse_header(raw, file.size, what)
 
 

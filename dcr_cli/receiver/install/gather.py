@@ -15,11 +15,10 @@ from pathlib import Path
 
 from dcr_cli.checkpoint.digest import ObjectHasher
 from dcr_cli.checkpoint.folder import READ_AT_ONCE_BYTES, Files, Identity
-from dcr_cli.checkpoint.names import shown
 from dcr_cli.durable import File
-from dcr_cli.errors import DamagedError, LocalError
+from dcr_cli.errors import LocalError
 from dcr_cli.pool import run_all
-from dcr_cli.receiver.install.wanted import Fetcher, Part, Wanted, parts_of
+from dcr_cli.receiver.install.wanted import FetchedError, Fetcher, Part, Wanted, parts_of
 
 Progress = Callable[[str, int, int], None]
 Range = tuple[int, int]
@@ -186,7 +185,7 @@ class Gatherer:
         return wrong
 
     def fetch(self, parts: Sequence[Part]) -> None:
-        """Fetch parts; DamagedError if one is wrong twice."""
+        """Fetch parts; FetchedError if one is wrong twice."""
         done = _Count()
 
         def make_worker() -> Callable[[Part], None]:
@@ -217,10 +216,10 @@ class Gatherer:
                 break
         return hasher.digest()
 
-    def _wrong(self, part: Part, found: bytes) -> DamagedError:
+    def _wrong(self, part: Part, found: bytes) -> FetchedError:
         facts = f"its bytes {part.begin} to {part.begin + part.size} were fetched {_TRIES} times and are other ones: "
         facts += f"expected blake3:{part.blake3.hex()[:_SHOWN_DIGITS]}, found blake3:{found.hex()[:_SHOWN_DIGITS]}"
-        return DamagedError(f"file {shown(self._wanted.files[part.file].path)}", facts)
+        return FetchedError(self._wanted.files[part.file].path, facts)
 
 
 class _UnreadableError(Exception):

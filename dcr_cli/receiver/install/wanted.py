@@ -79,6 +79,14 @@ class Part(NamedTuple):
     blake3: bytes
 
 
+class FetchedError(DamagedError):
+    """What was fetched of the file `path` is not what is wanted, the last time too."""
+
+    def __init__(self, path: str, facts: str) -> None:
+        self.path = path
+        super().__init__(f"file {shown(path)}", facts)
+
+
 class Fetcher(Protocol):
     """Whence the bytes come that a receiver has not. It is called from several threads, and never trusted."""
 
