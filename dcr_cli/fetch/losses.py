@@ -63,7 +63,7 @@ def _anchor_went(version: int) -> str:
 def _cure(remote: str) -> str:
     quoted = shlex.quote(remote)
     way = f"dcr anchor CHECKPOINT {quoted}, of a checkpoint at a later version, makes a way around it"
-    return f"run the same command again; if it stays so, {way}, and dcr verify --deep --remote {quoted} tells all of it"
+    return f"run the same command again; if it stays so, {way}; dcr verify --deep --remote {quoted} tells what else is"
 
 
 @contextmanager

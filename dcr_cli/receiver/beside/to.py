@@ -58,7 +58,7 @@ def find_built(out: Path, target: Target, view: View, *, dry_run: bool) -> Apply
     """The result for an `out` that an earlier run has built: its record says so, and its bytes; None if it is something
     else, or a link."""
     out = Path(os.path.abspath(out))
-    if out.is_symlink() or not out.is_dir():
+    if os.path.islink(out) or not os.path.isdir(out):
         return None
     try:
         with open_root(out) as root:
