@@ -122,7 +122,7 @@ def place(tmp_path: Path) -> Iterator[Path]:
 def test_stopped_at_every_step(place: Path, pair: str, way: str) -> None:
     case = Case(place, pair, way)
     seen = set()
-    for number in steps(1 if pair == "tiny" else 4):
+    for number in steps(1 if pair == "tiny" else 7):
         case.reset()
         if stopped_at(number, case.run):
             break
@@ -162,7 +162,7 @@ def test_shards_of_its_own_stopped_at_every_step(place: Path, mode: str) -> None
 @pytest.mark.parametrize("way", WAYS)
 def test_killed_at_every_step(place: Path, way: str) -> None:
     case = Case(place, "tiny", way)
-    for number in steps(4):
+    for number in steps(7):
         case.reset()
         if killed_at(number, case.run):
             break
@@ -249,7 +249,7 @@ def test_every_step_fails_once(place: Path, way: str, error: int) -> None:
 def test_power_is_lost_at_every_step(place: Path, pair: str, way: str) -> None:
     case = Case(place, pair, way)
     ways = [("nothing", 0), ("names", 0), ("some", 1), ("some", 2)]
-    for number in steps(3 if pair == "tiny" else 11):
+    for number in steps(5 if pair == "tiny" else 19):
         case.reset()
         loss = PowerLoss(case.work)
         is_done = loss.lost_at(number, case.run)
@@ -280,7 +280,7 @@ def test_power_is_lost_at_every_step_of_a_diff(place: Path) -> None:
     base, target = write_tiny_pair(place)
     whole = tree(make_delta(base, target, place / "whole"))
     seen = set()
-    for number in steps(3):
+    for number in steps(5):
         shutil.rmtree(place / "work", ignore_errors=True)
         (place / "work").mkdir()
         loss = PowerLoss(place / "work")

@@ -309,7 +309,7 @@ def test_stopped_at_every_step(place: Path, mode: str, stop: object) -> None:
     assert callable(stop)
     run = make_run(place)
     seen = set()
-    for number in steps(3):
+    for number in steps(4):
         receiver = run.receiver(f"receiver-{number}")
         ended = stop(
             number, lambda receiver=receiver: apply(run.delta(1), receiver, mode=mode, jobs=1, layout=run.layout)
@@ -329,7 +329,7 @@ def test_stopped_at_every_step(place: Path, mode: str, stop: object) -> None:
 def test_aside_stopped_at_every_step(place: Path) -> None:
     run = make_run(place)
     seen = set()
-    for number in steps(3):
+    for number in steps(4):
         work = place / f"work-{number}"
         shutil.copytree(run.ranks(0), work / "first")
         link = work / "link"
@@ -408,7 +408,7 @@ def test_a_pull_stopped_at_every_step(place: Path, mode: str) -> None:
     run = make_run(place)
     push(run.dense(0), place / "remote")
     push(run.dense(1), place / "remote")
-    for number in steps(3):
+    for number in steps(4):
         receiver = run.receiver(f"receiver-{number}")
         if stopped_at(number, partial(pull, place / "remote", receiver, mode=mode, jobs=1, layout=run.layout)):
             break
