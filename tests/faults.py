@@ -15,6 +15,7 @@ from itertools import count
 from pathlib import Path
 
 from dcr_cli import durable
+from dcr_cli.errors import DcrError
 
 PAGE_BYTES = 4096
 
@@ -53,6 +54,21 @@ def stopped_at(number: int, run: Callable[[], object]) -> bool:
         except StoppedError:
             return False
     return True
+
+
+def in_child(run: Callable[[], object]) -> int:
+    """Run in a process of its own: the exit code of the DcrError, 0 if there is none, 99 for anything else."""
+    child = os.fork()
+    if child == 0:
+        code = 99
+        try:
+            run()
+            code = 0
+        except DcrError as error:
+            code = error.exit_code
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def killed_at(number: int, run: Callable[[], object]) -> bool:

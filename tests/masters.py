@@ -3,11 +3,13 @@ that checkpoint, made of them by PyTorch's arithmetic alone."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from numpy.typing import NDArray
 
@@ -180,3 +182,12 @@ def write_steps(folder: Path, kinds: Kinds, steps: int) -> tuple[list[Path], lis
     """The checkpoint and the shards of each of some steps."""
     dense = [write_dense(folder / f"dense-{step}", kinds, step) for step in range(steps)]
     return dense, [write_shards(folder / f"ranks-{step}", kinds, step) for step in range(steps)]
+
+
+def put_on_path(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The module of a function, on the path, that is not imported yet."""
+    name = FUNCTION.partition(":")[0]
+    (folder / "code").mkdir()
+    (folder / "code" / f"{name}.py").write_text(SOURCE)
+    monkeypatch.syspath_prepend(str(folder / "code"))
+    monkeypatch.delitem(sys.modules, name, raising=False)

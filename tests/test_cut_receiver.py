@@ -26,7 +26,6 @@ from dcr_cli.durable import NoRoomError, open_folder
 from dcr_cli.errors import (
     ConflictError,
     DamagedError,
-    DcrError,
     IncompleteError,
     LocalError,
     NotFoundError,
@@ -41,7 +40,7 @@ from dcr_cli.receiver.cut.shards import find_shards
 from dcr_cli.receiver.marker import LAID_FORMAT
 from dcr_cli.receiver.record import SETTLE_NS, Record, read_record
 from dcr_cli.receiver.view import View, layout_blake3
-from faults import StoppedError, failing_at, killed_at, steps, stopped_at, watching
+from faults import StoppedError, failing_at, in_child, killed_at, steps, stopped_at, watching
 from ranks import RANKS, canonical, make_layout, path_of, rank_tensors, write_canonical, write_layout, write_ranks
 from receivers import claim, fresh_copy, tree
 
@@ -678,22 +677,7 @@ def ask_meanwhile(run: Callable[[], object], answers: list[int], kind: str, path
     """Run it once, when a file of the anchor is written."""
     if kind == "write" and "/files/" in path and not answers:
         answers.append(0)
-        answers[0] = code_of(run)
-
-
-def code_of(run: Callable[[], object]) -> int:
-    """The exit code of a process of its own that does it."""
-    child = os.fork()
-    if child == 0:
-        code = 70
-        try:
-            run()
-            code = 0
-        except DcrError as error:
-            code = error.exit_code
-        finally:
-            os._exit(code)
-    return os.WEXITSTATUS(os.waitpid(child, 0)[1])
+        answers[0] = in_child(run)
 
 
 # Stopped anywhere.

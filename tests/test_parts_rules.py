@@ -4,7 +4,6 @@ checkpoint would give."""
 from __future__ import annotations
 
 import shutil
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -30,10 +29,10 @@ from masters import (
     FUNCTION,
     HELD,
     RANKS,
-    SOURCE,
     masters,
     masters_layout,
     path_of,
+    put_on_path,
     rank_arrays,
     write_dense,
     write_layout,
@@ -55,12 +54,7 @@ def remote(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The module of a function, on the path, that is not imported yet."""
-    name = FUNCTION.partition(":")[0]
-    (tmp_path / "code").mkdir()
-    (tmp_path / "code" / f"{name}.py").write_text(SOURCE)
-    monkeypatch.syspath_prepend(str(tmp_path / "code"))
-    monkeypatch.delitem(sys.modules, name, raising=False)
+    put_on_path(tmp_path, monkeypatch)
 
 
 def apart(shards: Path, number: int) -> Path:

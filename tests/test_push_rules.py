@@ -13,7 +13,7 @@ from dcr_cli.errors import DamagedError, UnsupportedError
 from dcr_cli.pull import pull
 from dcr_cli.push import push
 from dcr_cli.verify import verify
-from masters import BLOCKS, CALLED, FUNCTION, HELD, SOURCE, masters, rank_arrays, write_layout, write_steps
+from masters import BLOCKS, CALLED, FUNCTION, HELD, masters, put_on_path, rank_arrays, write_layout, write_steps
 from published import build_all, commits, version_folder
 from receivers import tree
 from strategies import shard_bytes
@@ -30,12 +30,7 @@ def same_ids(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The module of a function, on the path, that is not imported yet."""
-    name = FUNCTION.partition(":")[0]
-    (tmp_path / "code").mkdir()
-    (tmp_path / "code" / f"{name}.py").write_text(SOURCE)
-    monkeypatch.syspath_prepend(str(tmp_path / "code"))
-    monkeypatch.delitem(sys.modules, name, raising=False)
+    put_on_path(tmp_path, monkeypatch)
 
 
 def objects(remote: Path, number: int) -> dict[str, bytes]:

@@ -45,7 +45,7 @@ from dcr_cli.receiver.receiver import Receiver
 from dcr_cli.receiver.record import Record, read_record
 from dcr_cli.stopping import Stopped
 from dcr_cli.verify import verify
-from faults import StoppedError, watching
+from faults import StoppedError, in_child, watching
 from receivers import fresh_copy, make_delta, names_below, state_of, tree, write_rich_pair
 from strategies import INDEX, tensor_of, tiny_tensors, with_changes, write_checkpoint, write_tiny_pair
 
@@ -58,21 +58,6 @@ def tiny(tmp_path: Path, tiny_pair: tuple[Path, Path]) -> Folders:
     base, target = tiny_pair
     delta = make_delta(base, target, tmp_path / "delta")
     return fresh_copy(base, tmp_path / "receiver"), target, delta
-
-
-def in_child(run: Callable[[], object]) -> int:
-    """Run in a process of its own: the exit code of the DcrError, 0 if there is none, 99 for anything else."""
-    child = os.fork()
-    if child == 0:
-        code = 99
-        try:
-            run()
-            code = 0
-        except DcrError as error:
-            code = error.exit_code
-        finally:
-            os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 class TestRecordOfWhatIsThereAlready:
