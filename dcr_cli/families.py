@@ -82,8 +82,8 @@ def fp8_layout(
 
     `shards` is a checkpoint of the same model, shards that say of themselves what they are, or the file of a layout of
     such. `fp8` are options of the rules (FORMAT 14.3), over those that follow from the base's config.json, or from
-    `config`: formula, least_amax, power_of_two, block, through. Raises as `show_layout`, and UnsupportedError where no
-    rule makes scales of these shapes.
+    `config`: formula, least_amax, power_of_two, block, through. Raises as `show_layout`, DamagedError where the base
+    has no FP8 weights with scales, and UnsupportedError where no rule makes scales of these shapes.
     """
     opened = open_checkpoint(base, what="base")
     has_config = config is not None or _CONFIG in opened.identities
@@ -91,7 +91,10 @@ def fp8_layout(
     forms = forms_of(opened)
     is_file = not Path(shards).is_dir()
     plain = read_layout(Path(shards)) if is_file else layout_of_any(shards, plain_forms(forms), skip=skip)
-    return told(with_rules(plain, forms, {**known, **(fp8 or {})}), output, tensors=tensors)
+    layout = with_rules(plain, forms, {**known, **(fp8 or {})})
+    if not layout.rules:
+        raise DamagedError(f"base {base}", "has no FP8 weights with scales", hint="BASE is what receivers hold")
+    return told(layout, output, tensors=tensors)
 
 
 def vllm_layout(

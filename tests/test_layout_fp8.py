@@ -91,6 +91,13 @@ def test_shards_may_be_those_of_ranks(run: Run, tmp_path: Path) -> None:
         assert not diff(base, place, layout=tmp_path / layout).same
 
 
+def test_a_base_without_fp8_is_refused(tmp_path: Path) -> None:
+    plain = write(tmp_path / "plain", rounded(model()))
+    with pytest.raises(DamagedError, match="has no FP8 weights with scales"):
+        fp8_layout(plain, plain, output=tmp_path / "layout.json")
+    assert not (tmp_path / "layout.json").exists()
+
+
 def test_options_are_those_of_the_config_or_of_the_command(run: Run, tmp_path: Path) -> None:
     base, plain = write_fp8(tmp_path / "models")
     quantization = {"scale_fmt": "ue8m0", "weight_block_size": [128, 128]}
