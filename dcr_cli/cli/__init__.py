@@ -10,7 +10,14 @@ import sys
 from collections.abc import Sequence
 
 from dcr_cli import process, waiting
-from dcr_cli.cli import layouts, local, publishing, receiving, tending  # noqa: F401  # Their commands register themselves.
+from dcr_cli.cli import (  # noqa: F401  # Their commands register themselves.
+    layouts,
+    local,
+    publishing,
+    receiving,
+    relaying,
+    tending,
+)
 from dcr_cli.cli.options import commands
 from dcr_cli.cli.parsing import before_dashes, command_in, parse
 from dcr_cli.cli.session import Options, Session

@@ -26,6 +26,8 @@ TENSOR_BITS_LIMIT = 1 << 64
 BOX_RANK_LIMIT = 64
 PIECES_LIMIT = 65_536
 PAYLOAD_DATA_LIMIT = 64 << 20
+# Of a whole payload, header included.
+MOST_PAYLOAD_BYTES = LENGTH_BYTES + HEADER_LIMIT + PAYLOAD_DATA_LIMIT
 PAYLOAD_COUNT_LIMIT = 1_000_000
 
 _DTYPE_CODES = np.array(sorted(DTYPES_BY_CODE), np.int64)
@@ -245,7 +247,7 @@ def _check_runs(tables: Tables, what: str) -> None:
     file_bytes = columns["payload.bytes"].astype(np.uint64)
     if len(file_bytes) > PAYLOAD_COUNT_LIMIT:
         raise DamagedError(what, f"has {len(file_bytes)} payloads, at most {PAYLOAD_COUNT_LIMIT} are allowed")
-    limit = LENGTH_BYTES + HEADER_LIMIT + PAYLOAD_DATA_LIMIT
+    limit = MOST_PAYLOAD_BYTES
     _refuse(
         (file_bytes > limit) | (file_bytes <= LENGTH_BYTES),
         lambda i: f"payload {i} has {file_bytes[i]} bytes, at most {limit} are allowed",

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dcr_cli.checkpoint.digest import object_digest
 from dcr_cli.checkpoint.header import LENGTH_BYTES, header_bytes, parse_header
 from dcr_cli.delta.document import HEADER_LIMIT
-from dcr_cli.delta.manifest_rules import PAYLOAD_COUNT_LIMIT, PAYLOAD_DATA_LIMIT
+from dcr_cli.delta.manifest_rules import MOST_PAYLOAD_BYTES, PAYLOAD_COUNT_LIMIT
 from dcr_cli.delta.payload import check_payload_start, payload_name
 from dcr_cli.durable import NoRoomError
 from dcr_cli.errors import DamagedError, DcrError
@@ -18,7 +18,6 @@ from dcr_cli.fetch.spool import Spool
 from dcr_cli.remote.keys import Place, payload_key
 from dcr_cli.store.store import Store
 
-_MOST_BYTES = LENGTH_BYTES + HEADER_LIMIT + PAYLOAD_DATA_LIMIT
 # What is fetched ahead leaves room for what is surely needed.
 _LEFT_FREE_BYTES = 1 << 30
 # So many are fetched before it is looked again whether there is a commit.
@@ -58,12 +57,12 @@ class Ahead:
 
     def _next(self, store: Store, spool: Spool) -> int | None:
         """Fetch the next payload, unless an earlier run has: its bytes; None if it is not there, or has no room."""
-        kept = spool.read(self.place, payload_name(self._count), _MOST_BYTES)
+        kept = spool.read(self.place, payload_name(self._count), MOST_PAYLOAD_BYTES)
         if kept is not None and self._is_right(kept):
             return len(kept)
         try:
             key = payload_key(self.place, self._count)
-            data = store.get(key, most_bytes=_MOST_BYTES, is_denied_absent=True)
+            data = store.get(key, most_bytes=MOST_PAYLOAD_BYTES, is_denied_absent=True)
         except DamagedError:
             return None
         if data is None or not self._is_right(data) or len(data) + _LEFT_FREE_BYTES > spool.room_bytes:

@@ -9,7 +9,7 @@ number of threads, not by a process made by fork after it was opened.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Self
@@ -127,12 +127,21 @@ class Store:
             return b""
         return self._calls.run(key, attempt)
 
-    def stream(self, key: str, *, begin: int = 0, size: int | None = None) -> Iterator[bytes]:
-        """Yield what an object holds from `begin` on, in parts of a few MiB at most.
+    def stream(
+        self,
+        key: str,
+        *,
+        begin: int = 0,
+        end: int | None = None,
+        size: int | None = None,
+        told: Callable[[int], None] | None = None,
+    ) -> Iterator[bytes]:
+        """Yield what an object holds from `begin` to `end`, or to its own end, in parts of a few MiB at most.
 
-        A body that breaks off is gone on with from there. `size` is that of the whole object; another one is
-        DamagedError, an object that is replaced meanwhile ConflictError, none NotFoundError. The bytes are to be
-        checked against a digest: no backend promises that two requests are answered from one object.
+        A body that breaks off is gone on with from there. `size` is that of the whole object; another one, or one below
+        `end`, is DamagedError, an object that is replaced meanwhile ConflictError, none NotFoundError. `told` is called
+        with the size of the object before each body that tells it. The bytes are to be checked against a digest: no
+        backend promises that two requests are answered from one object.
         """
         self._calls.check(key)
         attempts = Attempts(self._calls.patience)
@@ -141,12 +150,17 @@ class Store:
         while True:
             fault: FaultError | None = None
             try:
-                with self._backend.read(key, at, None) as answer:
+                with self._backend.read(key, at, None if end is None else end - at) as answer:
                     self._check_size(key, answer.total, size)
                     if seen not in (None, (answer.total, answer.tag)):
                         raise ConflictError(self._calls.name(key), "was replaced while it was read")
                     seen = (answer.total, answer.tag)
-                    for chunk in body(answer, at, size if answer.total is None else answer.total):
+                    total = size if answer.total is None else answer.total
+                    if end is not None:
+                        self._check_end(key, total, end)
+                    if told is not None and total is not None:
+                        told(total)
+                    for chunk in body(answer, at, total if end is None else end):
                         at += len(chunk)
                         attempts.progressed()
                         yield chunk
@@ -156,12 +170,13 @@ class Store:
                     continue
             except FaultError as error:
                 fault = error
-            if isinstance(fault, OutsideError) and at == size:
+            if isinstance(fault, OutsideError) and at == (size if end is None else end):
                 # Where nothing is left, a range has nothing to begin with.
                 return
             if fault is not None:
                 raise self._calls.error(key, fault)
-            self._check_size(key, at, size)
+            if end is None:
+                self._check_size(key, at, size)
             return
 
     def stat(self, key: str, *, is_denied_absent: bool = False) -> Status | None:

@@ -1,0 +1,105 @@
+"""Who asks a relay, and what each has been given: an account for people, on which nothing depends (FORMAT 15.4)."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from dcr_cli.checkpoint.json_text import strict_json
+from dcr_cli.delta.document import FORMAT
+from dcr_cli.errors import DcrError
+from dcr_cli.remote.keys import is_receiver
+
+RELAY, RECEIVER, OTHER = "relay", "receiver", "other"
+RELAY_HEADER, RECEIVER_HEADER = "Dcr-Relay", "Dcr-Receiver"
+MOST_STATUS_BYTES = 1 << 20
+_MOST_CHILDREN = 10_000
+# Who has asked for nothing for so long is none any more.
+_FORGOTTEN_SECONDS = 600.0
+
+
+@dataclass(slots=True)
+class Child:
+    """One who asks. `version` is the newest whose commit it was given; `status` what it has said of itself."""
+
+    name: str
+    kind: str
+    address: str
+    version: int | None = None
+    sent_bytes: int = 0
+    seen_at: float = 0.0
+    status: dict[str, Any] | None = None
+
+
+@dataclass(slots=True)
+class Children:
+    """All who have asked lately; `clock` is there for tests."""
+
+    clock: Callable[[], float] = time.monotonic
+    sent_bytes: int = 0
+    _all: OrderedDict[tuple[str, str, str], Child] = field(default_factory=OrderedDict)
+
+    def seen(self, relay: str | None, receiver: str | None, address: str) -> Child:
+        """The child that asks now: by its name, if it says one, else by its address."""
+        kind, name = OTHER, address
+        if relay is not None and is_receiver(relay):
+            kind, name = RELAY, relay
+        elif receiver is not None and is_receiver(receiver):
+            kind, name = RECEIVER, receiver
+        key = kind, name, address
+        child = self._all.get(key)
+        if child is None:
+            child = self._all[key] = Child(name, kind, address)
+        child.seen_at = self.clock()
+        self._all.move_to_end(key)
+        if len(self._all) > _MOST_CHILDREN:
+            self._all.popitem(last=False)
+        return child
+
+    def sent(self, child: Child, size: int) -> None:
+        """Count bytes that a child was given."""
+        child.sent_bytes += size
+        self.sent_bytes += size
+
+    def present(self) -> list[Child]:
+        """All who have asked for something lately."""
+        now = self.clock()
+        while self._all and now - next(iter(self._all.values())).seen_at > _FORGOTTEN_SECONDS:
+            self._all.popitem(last=False)
+        return list(self._all.values())
+
+    def needed_from(self, head: int) -> int:
+        """The first version that a child may still ask for."""
+        versions = [child.version for child in self.present() if child.version is not None]
+        return min(versions, default=head) + 1
+
+    def documents(self, head: int) -> list[dict[str, Any]]:
+        """The children as the status has them."""
+        now = self.clock()
+        return [
+            {
+                "name": child.name,
+                "kind": child.kind,
+                "address": child.address,
+                "version": child.version,
+                "lag": max(0, head - child.version) if child.version is not None else None,
+                "sent_bytes": child.sent_bytes,
+                "seen_seconds": round(now - child.seen_at, 3),
+                "status": child.status,
+            }
+            for child in self.present()
+        ]
+
+
+def read_status(data: bytes, name: str) -> dict[str, Any] | None:
+    """What a child says of itself; None if it is no such thing. It is shown, and nothing depends on it."""
+    try:
+        document = strict_json(data, name)
+    except DcrError:
+        return None
+    is_its = isinstance(document, dict) and document.get("relay") == name and document.get("format") == FORMAT
+    return document if is_its and len(json.dumps(document)) <= MOST_STATUS_BYTES else None

@@ -1,0 +1,142 @@
+"""The parents of a relay, in their order: which of them is asked, and what a parent that does not answer costs.
+
+One that failed is passed over for a while, and then asked again. One that holds another history is none. What is asked
+is not known here; all of it blocks, so it runs in threads.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from dcr_cli.delta.line import COMMIT_LIMIT
+from dcr_cli.errors import DamagedError, DcrError, LocalError, TransportError, UnsupportedError
+from dcr_cli.remote.history import decode_history
+from dcr_cli.remote.keys import HISTORY_KEY
+from dcr_cli.store.calls import RefusedError
+from dcr_cli.store.store import Store
+
+T = TypeVar("T")
+
+# For so long one that failed is passed over, if there are others.
+PASSED_OVER_SECONDS = 30.0
+
+
+class UnavailableError(Exception):
+    """No parent answered."""
+
+
+class ForbiddenError(Exception):
+    """A parent answered that this relay may not do it, or cannot have it done there; no other one could."""
+
+
+class WrongError(Exception):
+    """What the parents have of an object is not right."""
+
+
+@dataclass(slots=True)
+class Parent:
+    """One parent: `is_relay` says that it waits where it is asked to; `failed_at` when it failed last, None if it has
+    answered since."""
+
+    store: Store
+    replaces: bool
+    is_relay: bool = False
+    is_checked: bool = False
+    failed_at: float | None = None
+
+    @property
+    def shown(self) -> str:
+        return self.store.shown
+
+
+@dataclass(slots=True)
+class Parents:
+    """All parents. `history` is that of the remote, None before it has one; `clock` is there for tests."""
+
+    all: tuple[Parent, ...]
+    history: str | None = None
+    clock: Callable[[], float] = time.monotonic
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __iter__(self) -> Iterator[Parent]:
+        """Those to ask, the first one first; those that failed lately come last."""
+        now = self.clock()
+        late = [parent for parent in self.all if not _is_well(parent, now)]
+        yield from (parent for parent in self.all if _is_well(parent, now))
+        yield from late
+
+    @property
+    def is_answering(self) -> bool:
+        """Whether any has not failed when it was asked last."""
+        return any(parent.failed_at is None for parent in self.all)
+
+    @property
+    def first(self) -> Parent:
+        """The one that is asked first."""
+        return next(iter(self))
+
+    def adopt(self, history: str) -> str:
+        """Take a history, if none is known: the one that is known then."""
+        with self._lock:
+            if self.history is None:
+                self.history = history
+            return self.history
+
+    def ask(self, question: Callable[[Parent], T]) -> T:
+        """What the first parent that answers says, and what its own errors are, but for those that say that it cannot.
+
+        UnavailableError if none answers; ForbiddenError, WrongError if that is what one of them came to.
+        """
+        ending: Exception = UnavailableError()
+        for parent in self:
+            try:
+                self.prove(parent)
+                found = question(parent)
+            except DamagedError:
+                ending = WrongError()
+                continue
+            except RefusedError:
+                # Perhaps the next one does.
+                ending = ForbiddenError()
+                continue
+            except (TransportError, LocalError):
+                self.failed(parent)
+                continue
+            except UnsupportedError:
+                ending = ForbiddenError()
+                continue
+            parent.failed_at = None
+            return found
+        raise ending
+
+    def prove(self, parent: Parent) -> None:
+        """See that a parent holds the relay's history, if it has been asked for nothing yet; TransportError if not."""
+        if parent.is_checked:
+            return
+        data = parent.store.get(HISTORY_KEY, most_bytes=COMMIT_LIMIT)
+        if data is None:
+            if self.history is None:
+                # Nobody has published anything yet.
+                return
+            raise TransportError(parent.shown, "holds no history")
+        try:
+            found = decode_history(data, HISTORY_KEY).id
+        except DcrError as error:
+            raise TransportError(parent.shown, error.facts) from error
+        if self.adopt(found) != found:
+            raise TransportError(parent.shown, "holds another history")
+        parent.is_checked = True
+
+    def failed(self, parent: Parent) -> None:
+        """Note that a parent did not answer."""
+        parent.failed_at = self.clock()
+        # Who knows what is there when it comes back.
+        parent.is_checked = False
+
+
+def _is_well(parent: Parent, now: float) -> bool:
+    return parent.failed_at is None or now - parent.failed_at >= PASSED_OVER_SECONDS

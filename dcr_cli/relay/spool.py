@@ -1,0 +1,334 @@
+"""The folder of what a relay keeps: bodies and documents that were right when they came, up to a limit of bytes.
+
+A file's name says which object it is and its blake3. Nothing is synced: what a stop, a crash or a bad disk left is
+found out, since after a start each file is hashed before it counts. What is new lies apart until all of it is right.
+What an object has to be is not known here.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple, Self
+
+from dcr_cli.checkpoint.digest import ObjectHasher, object_digest
+from dcr_cli.durable import PRIVATE_FOLDER_MODE, File, Folder, open_folder
+from dcr_cli.errors import DcrError, LocalError
+from dcr_cli.locking import lock
+
+_KEPT, _NEW, _LOCK = "kept", "new", "lock"
+_NAME = re.compile(r"([0-9]{10})-([0-9a-f]{32})-([0-9a-f]{64})")
+_PART_BYTES = 1 << 20
+# All that the disk has no room for has at most so many bytes.
+MOST_LENT_BYTES = 512 << 20
+
+
+class Label(NamedTuple):
+    """What a file holds: an object by its key, or one range of it, and the version that it belongs to, 0 if to none."""
+
+    key: str
+    part: int
+    version: int
+
+    @property
+    def name(self) -> str:
+        """What a file of it is called, but for its blake3."""
+        return f"{self.version:010d}-{object_digest(f'{self.part} {self.key}'.encode())[:16].hex()}"
+
+
+@dataclass(slots=True)
+class Kept:
+    """A file that is kept. `is_checked` says that it has been hashed, or written, since the start; `used` counts on."""
+
+    name: str
+    version: int
+    size: int
+    blake3: bytes
+    is_checked: bool
+    used: int = 0
+    readers: int = 0
+
+    @property
+    def file_name(self) -> str:
+        return f"{self.name}-{self.blake3.hex()}"
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """How much a spool holds."""
+
+    objects: int
+    bytes: int
+    limit: int
+
+
+class FullError(Exception):
+    """Nothing more can be let go of, and there is no room."""
+
+
+@dataclass(slots=True)
+class Draft:
+    """A file that is being written, of at most `room` bytes, which are set aside for it."""
+
+    file: File
+    name: str
+    room: int
+
+
+@dataclass(slots=True)
+class Spool:
+    """What is kept below one folder, made if it is not there, which one process at a time has; a context manager.
+
+    Any number of threads may use it. ConflictError if another process has it, LocalError where it cannot be used.
+    """
+
+    path: Path
+    limit: int
+    # Versions from this one on are needed by somebody: they go last.
+    needed_from: int = 0
+    _stack: ExitStack = field(default_factory=ExitStack)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _kept: dict[str, Kept] = field(default_factory=dict)
+    _home: Folder | None = None
+    _bytes: int = 0
+    _clock: int = 0
+    _drafts: int = 0
+    _lent: int = 0
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            self._home = stack.enter_context(_made(self.path))
+            stack.enter_context(lock(self._home, _LOCK))
+            self._home.remove_tree(_NEW, missing_ok=True)
+            for name in (_NEW, _KEPT):
+                self._home.make_folder(name, PRIVATE_FOLDER_MODE, exist_ok=True)
+            self._take_up()
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    @property
+    def holding(self) -> Holding:
+        with self._lock:
+            return Holding(len(self._kept), self._bytes, self.limit)
+
+    def find(self, label: Label) -> Kept | None:
+        """What is kept of an object; it may not have been checked yet."""
+        with self._lock:
+            kept = self._kept.get(label.name)
+            if kept is not None:
+                self._clock += 1
+                kept.used = self._clock
+            return kept
+
+    def unchecked(self) -> list[Kept]:
+        """What nobody has looked at since the start."""
+        with self._lock:
+            return [kept for kept in self._kept.values() if not kept.is_checked]
+
+    def check(self, kept: Kept) -> bool:
+        """Hash what is kept, unless that was done: whether it is what it was. If not, it is gone."""
+        if kept.is_checked:
+            return True
+        try:
+            with self._open(kept) as file:
+                kept.is_checked = _blake3(file, kept.size) == kept.blake3
+        except DcrError:
+            kept.is_checked = False
+        if not kept.is_checked:
+            self.forget(kept)
+        return kept.is_checked
+
+    def forget(self, kept: Kept) -> None:
+        """Let go of what is kept."""
+        with self._lock:
+            if self._kept.get(kept.name) is kept:
+                self._drop(kept)
+
+    def open(self, kept: Kept) -> File | None:
+        """Open what is kept, to be read and closed by `close`; None if it has gone."""
+        with self._lock:
+            if self._kept.get(kept.name) is not kept:
+                return None
+            kept.readers += 1
+        try:
+            return self._open(kept)
+        except DcrError:
+            with self._lock:
+                kept.readers -= 1
+            self.forget(kept)
+            return None
+
+    def close(self, kept: Kept, file: File) -> None:
+        """Close what `open` opened."""
+        file.close()
+        with self._lock:
+            kept.readers -= 1
+
+    def read(self, label: Label) -> bytes | None:
+        """All bytes of a document that is kept, hashed again; None if it is not there, or not what it was."""
+        kept = self.find(label)
+        file = self.open(kept) if kept is not None else None
+        if kept is None or file is None:
+            return None
+        data = bytearray(kept.size)
+        try:
+            file.read_into(0, memoryview(data))
+        except DcrError:
+            data.clear()
+        finally:
+            self.close(kept, file)
+        if object_digest(data) != kept.blake3:
+            self.forget(kept)
+            return None
+        return bytes(data)
+
+    def write(self, label: Label, data: bytes) -> None:
+        """Keep a document, if there is room."""
+        try:
+            draft = self.begin(len(data))
+        except (FullError, LocalError):
+            return
+        try:
+            draft.file.write_at(0, data)
+            self.keep(draft, label, len(data), object_digest(data))
+        except LocalError:
+            self.drop(draft)
+        draft.file.close()
+
+    def begin(self, room: int) -> Draft:
+        """Set `room` bytes aside for a new file, letting go of what is needed least. FullError if there is no room."""
+        with self._lock:
+            self._make_room(room)
+            self._drafts += 1
+            name = f"{_NEW}/{self._drafts:d}"
+            self._bytes += room
+        try:
+            return Draft(self._folder.create_file(name, 0o600), name, room)
+        except BaseException:
+            with self._lock:
+                self._bytes -= room
+            raise
+
+    def keep(self, draft: Draft, label: Label, size: int, blake3: bytes) -> Kept:
+        """Keep what was written, in place of what was kept of the object before."""
+        kept = Kept(label.name, label.version, size, blake3, is_checked=True)
+        with self._lock:
+            before = self._kept.get(label.name)
+            if before is not None:
+                self._drop(before)
+            self._folder.rename(draft.name, self._folder, f"{_KEPT}/{kept.file_name}")
+            self._bytes += size - draft.room
+            draft.room = 0
+            self._clock += 1
+            kept.used = self._clock
+            self._kept[kept.name] = kept
+        return kept
+
+    def drop(self, draft: Draft) -> None:
+        """Let go of what was begun; its file stays open."""
+        with self._lock:
+            self._bytes -= draft.room
+            draft.room = 0
+        with suppress(LocalError):
+            self._folder.remove(draft.name, missing_ok=True)
+
+    def relieve(self) -> bool:
+        """Let go of something, because the disk is full before the limit is reached: whether there was anything."""
+        with self._lock:
+            return self._evict()
+
+    def lend_memory(self, size: int) -> None:
+        """Set so much memory aside for what the disk has no room for, or, below 0, take it back. FullError if that
+        would be too much."""
+        with self._lock:
+            if size > 0 and self._lent + size > MOST_LENT_BYTES:
+                raise FullError
+            self._lent += size
+
+    @property
+    def _folder(self) -> Folder:
+        assert self._home is not None
+        return self._home
+
+    def _take_up(self) -> None:
+        """Find what an earlier run has kept."""
+        with self._folder.open_folder(_KEPT) as folder:
+            for name in folder.names():
+                status, match = folder.status(name), _NAME.fullmatch(name)
+                key = name.rpartition("-")[0]
+                if match is None or status is None or key in self._kept:
+                    folder.remove_tree(name, missing_ok=True)
+                    continue
+                kept = Kept(key, int(match[1]), status.st_size, bytes.fromhex(match[3]), is_checked=False)
+                self._kept[key] = kept
+                self._bytes += kept.size
+        with self._lock, suppress(FullError):
+            self._make_room(0)
+
+    def _make_room(self, room: int) -> None:
+        if room > self.limit:
+            raise FullError
+        while self._bytes + room > self.limit:
+            if not self._evict():
+                raise FullError
+
+    def _evict(self) -> bool:
+        """Let go of what is needed least: of versions that all are past, the oldest; then what was used longest ago."""
+        free = [kept for kept in self._kept.values() if not kept.readers]
+        if not free:
+            return False
+        self._drop(min(free, key=self._worth))
+        return True
+
+    def _worth(self, kept: Kept) -> tuple[bool, int, int]:
+        is_needed = kept.version >= self.needed_from or not kept.version
+        return is_needed, 0 if is_needed else kept.version, kept.used
+
+    def _drop(self, kept: Kept) -> None:
+        del self._kept[kept.name]
+        self._bytes -= kept.size
+        # What cannot be removed now is found, and counted, at the next start.
+        with suppress(LocalError):
+            self._folder.remove(f"{_KEPT}/{kept.file_name}", missing_ok=True)
+
+    def _open(self, kept: Kept) -> File:
+        file = self._folder.open_to_read(f"{_KEPT}/{kept.file_name}")
+        if file is None:
+            raise LocalError(kept.name, "is not there any more")
+        if os.fstat(file.fd).st_size != kept.size:
+            file.close()
+            raise LocalError(kept.name, "has another size than it had")
+        return file
+
+
+def _made(path: Path) -> Folder:
+    """Open a folder, made if the one above it is there."""
+    with open_folder(path.parent) as above:
+        above.make_folder(path.name, PRIVATE_FOLDER_MODE, exist_ok=True)
+    return open_folder(path)
+
+
+def _blake3(file: File, size: int) -> bytes:
+    hasher = ObjectHasher()
+    for part in _parts(file, size):
+        hasher.update(part)
+    return hasher.digest()
+
+
+def _parts(file: File, size: int) -> Iterator[memoryview]:
+    buffer = memoryview(bytearray(min(size, _PART_BYTES)))
+    for begin in range(0, size, _PART_BYTES):
+        part = buffer[: min(_PART_BYTES, size - begin)]
+        file.read_into(begin, part)
+        yield part

@@ -1,0 +1,173 @@
+"""Watches the parent for what is new, and fetches ahead what children will ask for: so that a region receives a version
+while it is made, and a prepared one before its commit.
+
+A parent that is a relay is waited on; of any other one it is looked again and again, less often while nothing happens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Executor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+
+from dcr_cli.errors import DcrError
+from dcr_cli.relay.arrival import Arrival, State
+from dcr_cli.relay.kinds import Named, named
+from dcr_cli.relay.library import Library
+from dcr_cli.relay.parents import ForbiddenError, UnavailableError, WrongError
+from dcr_cli.remote.hint import PREPARED
+from dcr_cli.remote.keys import HINT_KEY, HISTORY_KEY, Place, commit_key, digests_key, manifest_key, payload_key
+
+# What may be while a parent is asked, and passes.
+PASSING = (UnavailableError, ForbiddenError, WrongError)
+_WAIT_SECONDS = 30
+_SHORTEST_SECONDS, _LONGEST_SECONDS = 0.5, 10.0
+# While something is being made, it is looked at least so often.
+_MAKING_SECONDS = 1.0
+# A parent that says it has waited, and has not, is not asked again at once.
+_LEAST_SECONDS, _MOST_HASTY = 0.2, 3
+# So many bodies are fetched ahead at a time.
+_AT_ONCE = 4
+
+
+class _Waiting:
+    """Waits at a parent that is a relay, for one who comes again and again. One that says it has waited, and has not,
+    is believed only so often that nobody is asked without end."""
+
+    def __init__(self, library: Library, waits: Executor) -> None:
+        self._library = library
+        self._waits = waits
+        self._hasty = 0
+
+    async def wait(self, key: str) -> bool:
+        """Have the parent wait until an object is there, or anything is news: whether it did."""
+        loop = asyncio.get_running_loop()
+        parent, begun = self._library.parents.first, loop.time()
+        try:
+            parent.is_relay = await loop.run_in_executor(self._waits, parent.store.wait, key, _WAIT_SECONDS)
+        except DcrError:
+            return False
+        self._hasty = self._hasty + 1 if loop.time() - begun < _LEAST_SECONDS else 0
+        return parent.is_relay and self._hasty < _MOST_HASTY
+
+
+@dataclass(slots=True)
+class Watch:
+    """The watch of one relay, for as long as `run` runs. `waits` is a pool of its own, for waiting takes long; `dice`
+    (a number from 0 to 1) is there for tests."""
+
+    library: Library
+    waits: Executor
+    dice: Callable[[], float] = random.random
+    _quiet: int = 0
+    _ahead: dict[Place, asyncio.Task[None]] = field(default_factory=dict)
+
+    async def run(self) -> None:
+        """Watch, until this is cancelled."""
+        checking = asyncio.create_task(self._check_kept())
+        waiting = _Waiting(self.library, self.waits)
+        news = self.library.news
+        try:
+            while True:
+                before = news.count
+                try:
+                    await self.look()
+                except PASSING:
+                    await self._pause()
+                    continue
+                if news.count > before:
+                    self._quiet = 0
+                self._fetch_ahead()
+                if not await waiting.wait(commit_key(news.head + 1)):
+                    await self._pause()
+        finally:
+            for task in (checking, *self._ahead.values()):
+                task.cancel()
+
+    async def look(self) -> None:
+        """Learn what is new now: raises what Library does."""
+        for key in (HISTORY_KEY, HINT_KEY):
+            if await self.library.document(_named(key)) is None and key == HISTORY_KEY:
+                return
+        while await self.library.document(_named(commit_key(self.library.news.head + 1))) is not None:
+            pass
+
+    def _fetch_ahead(self) -> None:
+        """See that what is being made is fetched, and what is not any more is not."""
+        news = self.library.news
+        for place, task in list(self._ahead.items()):
+            # What was committed is fetched to its end.
+            if task.done() or (place.version > news.head and place != news.making):
+                task.cancel()
+                del self._ahead[place]
+        if news.making is not None and news.making not in self._ahead:
+            self._ahead[news.making] = asyncio.create_task(self._follow(news.making))
+
+    async def _follow(self, place: Place) -> None:
+        """Fetch the payloads of a version in order, as they appear, and at its end what binds them."""
+        news, waiting = self.library.news, _Waiting(self.library, self.waits)
+        coming: deque[Arrival] = deque()
+        number = 0
+        try:
+            while True:
+                before = news.count
+                try:
+                    if await self._fetch(payload_key(place, number), coming):
+                        number += 1
+                        continue
+                    if news.making != place:
+                        break
+                    if news.hint is not None and news.hint.state == PREPARED:
+                        await self._fetch_documents(place, coming)
+                except PASSING:
+                    await asyncio.sleep(_MAKING_SECONDS)
+                    continue
+                if not await waiting.wait(payload_key(place, number)):
+                    await news.after(before, _MAKING_SECONDS)
+            await self._fetch_documents(place, coming)
+        finally:
+            for arrival in coming:
+                arrival.close()
+
+    async def _fetch_documents(self, place: Place, coming: deque[Arrival]) -> None:
+        for key in (manifest_key(place), digests_key(place)):
+            with suppress(*PASSING):
+                await self._fetch(key, coming)
+
+    async def _fetch(self, key: str, coming: deque[Arrival]) -> bool:
+        """Have an object come, if it is there: whether it is. Some come at the same time."""
+        found = await self.library.body(_named(key))
+        if isinstance(found, Arrival):
+            coming.append(found)
+        while len(coming) > _AT_ONCE or (coming and coming[0].state is not State.COMING):
+            first = coming[0]
+            await first.ended()
+            coming.popleft()
+            first.close()
+        return found is not None
+
+    async def _pause(self) -> None:
+        """Wait for news, twice as long each time that there are none, by chance a little less."""
+        news = self.library.news
+        most = _MAKING_SECONDS if news.making is not None else _LONGEST_SECONDS
+        longest = min(_SHORTEST_SECONDS * 2.0 ** min(self._quiet, 30), most)
+        self._quiet += 1
+        if await news.after(news.count, longest * (1 + self.dice()) / 2):
+            self._quiet = 0
+
+    async def _check_kept(self) -> None:
+        """Hash what an earlier run has kept, one after the other, before children ask for it."""
+        spool = self.library.spool
+        for kept in await self.library.run(spool.unchecked):
+            await self.library.run(partial(spool.check, kept))
+
+
+def _named(key: str) -> Named:
+    found = named(key)
+    assert found is not None
+    return found
