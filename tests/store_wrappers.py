@@ -389,7 +389,7 @@ class DeniesTheAbsent(Allows):
 def wrapping(wrap: Callable[[Backend], Backend]) -> Iterator[None]:
     """Meanwhile every store that is opened in this process has its backend wrapped."""
     plain = opening._import_and_open
-    with mock.patch.object(opening, "_import_and_open", lambda location, options: wrap(plain(location, options))):
+    with mock.patch.object(opening, "_import_and_open", lambda *asked: wrap(plain(*asked))):
         yield
 
 

@@ -501,25 +501,26 @@ class TestHttp:
             assert store.get("a", most_bytes=MOST) == b"1234567890"
         assert [request[2]["authorization"] for request in empty_bucket.requests] == [f"Bearer {SECRET}"] * 3
 
-    def test_nothing_is_written(self, place: Place, clock: Clock) -> None:
-        store = place.open()
-        for work in (
-            lambda: store.put("a", b""),
-            lambda: store.delete("a"),
-            lambda: store.list(),
-            lambda: store.put_if_absent("a", b""),
-        ):
-            with pytest.raises(UnsupportedError):
-                work()
+    def test_nothing_is_written(self, empty_bucket: Bucket, place: Place) -> None:
+        """By a server that says it takes nothing."""
+        hint = "name it by where it lies, or a relay of it that may be written through"
         for is_single_writer in (False, True):
-            with open_store(place.url, is_single_writer=is_single_writer) as own:
-                with pytest.raises(UnsupportedError, match="over HTTP a remote can only be read") as caught:
-                    own.put_if_absent("b", b"")
-                assert caught.value.hint == "name it by where it lies"
+            with open_store(place.url, is_single_writer=is_single_writer) as store:
+                for work in (lambda: store.put("b", b""), lambda: store.put_if_absent("b", b"")):
+                    empty_bucket.faults[:] = ["405"]
+                    with pytest.raises(UnsupportedError, match="over HTTP a remote can only be read") as caught:
+                        work()
+                    assert caught.value.hint == hint
+                for never in (lambda: store.delete("a"), lambda: store.list()):
+                    with pytest.raises(UnsupportedError):
+                        never()
+        assert set(empty_bucket.objects) == {"/bucket/a"}
 
-    def test_creating_twice_cannot_be_tried(self, place: Place, clock: Clock) -> None:
-        with pytest.raises(UnsupportedError, match="over HTTP a remote can only be read"):
-            place.open().prove_exclusive("a")
+    def test_creating_twice_cannot_be_tried(self, empty_bucket: Bucket, place: Place) -> None:
+        with place.open() as store:
+            empty_bucket.faults[:] = ["", "501"]
+            with pytest.raises(UnsupportedError, match="over HTTP a remote can only be read"):
+                store.prove_exclusive("a")
 
 
 class TestS3OnTheWire:

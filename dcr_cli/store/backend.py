@@ -13,7 +13,7 @@ import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol, Self, runtime_checkable
 
 from dcr_cli.checkpoint.names import path_fault
 
@@ -144,6 +144,14 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Let go of connections."""
+
+
+@runtime_checkable
+class Waiter(Protocol):
+    """What a backend is too that may be able to wait for news."""
+
+    def wait(self, key: str, seconds: int) -> bool:
+        """Return once an object is there, or there is other news, or after `seconds`: whether that was waited for."""
 
 
 def new_name(key: str) -> str:

@@ -13,7 +13,14 @@ from typing import TypeVar
 
 from dcr_cli.checkpoint.names import safe_path
 from dcr_cli.errors import DamagedError, NotFoundError, TransportError
-from dcr_cli.store.backend import AbsentError, DeniedError, FaultError, MissingRootError, OutsideError
+from dcr_cli.store.backend import (
+    AbsentError,
+    DeniedError,
+    FaultError,
+    MissingRootError,
+    OutsideError,
+    TransientError,
+)
 from dcr_cli.store.retry import OutOfPatienceError, Patience, retrying
 
 T = TypeVar("T")
@@ -79,6 +86,18 @@ class Calls:
         except FaultError as error:
             fault = error
         # Outside the handler, so that no text of a library comes along as this error's context.
+        raise self.error(key, fault)
+
+    def run_once(self, key: str, attempt: Callable[[], T]) -> T:
+        """Return what `attempt` returns, for a key; whoever asks tries again if that helps."""
+        self.check(key)
+        fault: FaultError
+        try:
+            return attempt()
+        except TransientError as error:
+            fault = OutOfPatienceError(error.reason)
+        except FaultError as error:
+            fault = error
         raise self.error(key, fault)
 
     def error(self, key: str, fault: FaultError) -> NotFoundError | DamagedError | TransportError:

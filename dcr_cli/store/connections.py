@@ -1,13 +1,17 @@
 """Connections to web servers, kept open between requests: urllib's own handler makes one for each.
 
-What is asked and what an answer means is the backend's matter. Nothing but GET and HEAD may go this way, since what a
-server does not answer on a connection that it has closed meanwhile is asked again.
+What is asked and what an answer means is the backend's matter. What a server does not answer on a connection that it
+has closed meanwhile is asked again; so what sends a body has a fresh one, and nothing else but GET and HEAD may go this
+way.
 """
 
 from __future__ import annotations
 
+import errno
 import functools
 import http.client
+import os
+import select
 import ssl
 import threading
 import time
@@ -15,9 +19,13 @@ import urllib.request
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from dcr_cli.store.sockets import Body, SilentError, send_body, wait_for
+
 # What was idle for longer, something between may have forgotten, which shows only when nothing comes in time.
 _IDLE_SECONDS = 30.0
 _MOST_IDLE = 16
+# A server that takes no more of a body has said why by then, if it says anything.
+_LATE_SECONDS = 1.0
 
 
 class _Place(NamedTuple):
@@ -44,11 +52,13 @@ class _Response(http.client.HTTPResponse):
 class Connections(urllib.request.AbstractHTTPHandler):
     """Opens http and https for urllib; an answer has to be closed, and a second request may then use its connection.
 
-    `clock` is there for tests. Any number of threads may use it; each has connections of its own while it reads.
+    To connect takes `connect_seconds` at most. `clock` is there for tests. Any number of threads may use it; each has
+    connections of its own while it reads.
     """
 
-    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, *, connect_seconds: float = 30.0, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
+        self._connect_seconds = connect_seconds
         self._clock = clock
         # Again by the same thread: a collection of garbage may close an answer at any moment.
         self._lock = threading.RLock()
@@ -83,7 +93,7 @@ class Connections(urllib.request.AbstractHTTPHandler):
         place = _Place(kind, request.host, behind)
         headers = {name.title(): value for name, value in request.header_items()}
         to_proxy = {} if behind is None else _taken_out(headers, "Proxy-Authorization")
-        kept = self._take(place)
+        kept = self._take(place) if request.data is None else None
         if kept is not None:
             try:
                 return self._asked(place, kept, request, headers)
@@ -93,10 +103,19 @@ class Connections(urllib.request.AbstractHTTPHandler):
                 if isinstance(error, TimeoutError):
                     # Or it is slow: how often it is waited for is decided elsewhere.
                     raise
-        connection = kind(request.host, timeout=request.timeout, **arguments)
+        seconds = min(self._connect_seconds, request.timeout or self._connect_seconds)
+        connection = kind(request.host, timeout=seconds, **arguments)
         connection.response_class = _Response
         if behind is not None:
             connection.set_tunnel(behind, headers=to_proxy)
+        try:
+            connection.connect()
+        except TimeoutError:
+            connection.close()
+            raise SilentError(seconds) from None
+        except BaseException:
+            connection.close()
+            raise
         return self._asked(place, connection, request, headers)
 
     def _asked(
@@ -106,9 +125,15 @@ class Connections(urllib.request.AbstractHTTPHandler):
         request: urllib.request.Request,
         headers: dict[str, str],
     ) -> http.client.HTTPResponse:
+        seconds = request.timeout or self._connect_seconds
         try:
+            connection.sock.settimeout(seconds)
             connection.request(request.get_method(), request.selector, headers=headers)
-            response = connection.getresponse()
+            if isinstance(request.data, Body):
+                response = _sent(connection, request.data, seconds)
+            else:
+                wait_for(connection.sock, select.POLLIN, seconds)
+                response = connection.getresponse()
         except BaseException:
             connection.close()
             raise
@@ -143,6 +168,31 @@ class Connections(urllib.request.AbstractHTTPHandler):
                 self._idle.append((place, self._clock(), connection))
         if not is_kept:
             connection.close()
+
+
+def _sent(connection: http.client.HTTPConnection, body: Body, seconds: float) -> http.client.HTTPResponse:
+    """The answer to a request whose head has been sent, and its body is to be; one that comes before the end of that
+    counts, if it is a refusal."""
+    broken: OSError | None = None
+    try:
+        is_sent = send_body(connection.sock, body, seconds)
+    except OSError as error:
+        # It may have been refused, and the rest of it not been taken any more.
+        is_sent, broken = False, error
+    if is_sent:
+        wait_for(connection.sock, select.POLLIN, seconds)
+        return connection.getresponse()
+    connection.sock.settimeout(_LATE_SECONDS)
+    try:
+        response = connection.getresponse()
+    except (OSError, http.client.HTTPException) as error:
+        raise broken or error from None
+    if response.status < 400:
+        response.close()
+        raise broken or OSError(errno.ECONNABORTED, os.strerror(errno.ECONNABORTED))
+    # The server may take the rest of the body for another request.
+    response.will_close = True
+    return response
 
 
 def _taken_out(headers: dict[str, str], name: str) -> dict[str, str]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from dcr_cli.errors import UnsupportedError, UsageError
 from dcr_cli.store.backend import Backend
+from dcr_cli.store.http_headers import Caller
 from dcr_cli.store.location import Location, locate
 from dcr_cli.store.retry import Patience
 from dcr_cli.store.store import Store
@@ -28,15 +29,17 @@ def open_store(
     is_single_writer: bool = False,
     patience: Patience | None = None,
     limit_bytes_per_second: float | None = None,
+    caller: Caller | None = None,
 ) -> Store:
     """Open the remote at a path or URL; whether anything is there is not looked at.
 
     `storage_options` are the backend's, credentials among them; those not given come from where the backend's tools
-    look for them. `limit_bytes_per_second` holds for all transfers of the store together, up and down. UsageError for
-    an address or option that cannot be understood; UnsupportedError where a package is missing.
+    look for them. `limit_bytes_per_second` holds for all transfers of the store together, up and down. `caller` is who
+    asks; only relays are told. UsageError for an address or option that cannot be understood, LocalError for a file of
+    an option that cannot be read; UnsupportedError where a package is missing.
     """
     location = locate(url)
-    backend = _backend(location, dict(storage_options or {}))
+    backend = _backend(location, dict(storage_options or {}), caller)
     patience = patience or Patience()
     meter = Meter(limit_bytes_per_second, clock=patience.clock, sleep=patience.sleep)
     return Store(
@@ -49,11 +52,11 @@ def open_store(
     )
 
 
-def _backend(location: Location, options: Mapping[str, object]) -> Backend:
+def _backend(location: Location, options: Mapping[str, object], caller: Caller | None) -> Backend:
     if options and location.protocol in _WITHOUT_OPTIONS:
         raise UsageError(location.shown, f"takes no storage options, not {next(iter(options))}")
     try:
-        return _import_and_open(location, options)
+        return _import_and_open(location, options, caller)
     except ImportError as error:
         missing = error.name or "a package"
     package = _PACKAGES.get(location.protocol, missing)
@@ -62,7 +65,7 @@ def _backend(location: Location, options: Mapping[str, object]) -> Backend:
     )
 
 
-def _import_and_open(location: Location, options: Mapping[str, object]) -> Backend:
+def _import_and_open(location: Location, options: Mapping[str, object], caller: Caller | None) -> Backend:
     match location.protocol:
         case "file":
             from dcr_cli.store.local import LocalBackend
@@ -75,7 +78,7 @@ def _import_and_open(location: Location, options: Mapping[str, object]) -> Backe
         case "http" | "https":
             from dcr_cli.store.http import HttpBackend
 
-            return HttpBackend(location, options)
+            return HttpBackend(location, options, caller=caller)
         case "s3" | "s3a" | "gs" | "gcs" | "az" | "abfs" | "abfss":
             from dcr_cli.store.objects import ObjectBackend
 

@@ -59,7 +59,7 @@ class Store:
         self.shown = shown
         self.folder = folder
         self._meter = meter or Meter()
-        self._backend: Backend = Metered(backend, self._meter)
+        self._backend = Metered(backend, self._meter)
         self._is_single_writer = is_single_writer
         self._calls = Calls(shown, patience or Patience())
 
@@ -190,6 +190,19 @@ class Store:
 
         return self._calls.run_or_none(key, attempt, is_denied_absent)
 
+    @property
+    def may_be_relay(self) -> bool:
+        """Whether what is behind is of a kind that may be a relay."""
+        return self._backend.can_wait
+
+    def wait(self, key: str, seconds: int) -> bool:
+        """Have the remote wait until an object is there, or until it has other news, for `seconds` at most.
+
+        False, and at once, where it does not wait. True says nothing of the object, and it may have been at once too:
+        whoever waits looks then, and does not ask again at once and for ever. It is not tried again.
+        """
+        return self._calls.run_once(key, lambda: self._backend.wait(key, seconds))
+
     # Writing
 
     def put(self, key: str, data: bytes | BinaryIO) -> None:
@@ -221,9 +234,22 @@ class Store:
         Ours is what has our bytes, so they are to hold something that nobody else writes. After a refusal, an error or
         an answer that was lost the object is read back. UnsupportedError where the backend has no exclusive create.
         """
-        if len(data) > MOST_CREATED_BYTES:
-            raise ValueError(f"{len(data)} bytes cannot be created in one request")
         return self._calls.run(key, self._creation(key, data).attempt)
+
+    def create(self, key: str, data: bytes) -> bool:
+        """Write an object unless the key is taken: whether this call made it, as the backend says.
+
+        It is not read back: where an answer was lost, False may be said of what this very call has made.
+        """
+        creation = self._creation(key, data)
+
+        def attempt() -> bool:
+            try:
+                return creation.create()
+            except AbsentError:
+                raise TransientError("went away while it was written") from None
+
+        return self._calls.run(key, attempt)
 
     def delete(self, key: str) -> None:
         """Remove an object, if it is there."""
@@ -307,6 +333,8 @@ class Store:
             raise DamagedError(self._calls.name(key), f"has {total} bytes, at least {end} expected")
 
     def _creation(self, key: str, data: bytes) -> Creation:
+        if len(data) > MOST_CREATED_BYTES:
+            raise ValueError(f"{len(data)} bytes cannot be created in one request")
         return Creation(self._backend, key, data, shown=self.shown, is_single_writer=self._is_single_writer)
 
     def _check_written(self, key: str, size: int) -> None:

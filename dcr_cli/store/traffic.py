@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from dcr_cli.stopping import check, pause
-from dcr_cli.store.backend import Answer, Backend, Entry, Readable, Status
+from dcr_cli.store.backend import Answer, Backend, Entry, Readable, Status, Waiter
 
 # How long the limit may have been left unused for it to be used at once afterwards.
 _BURST_SECONDS = 1.0
@@ -131,6 +131,17 @@ class Metered:
     def leftovers(self, prefix: str) -> Iterator[Entry]:
         self._meter.asked()
         return self._backend.leftovers(prefix)
+
+    @property
+    def can_wait(self) -> bool:
+        """Whether the backend is a Waiter."""
+        return isinstance(self._backend, Waiter)
+
+    def wait(self, key: str, seconds: int) -> bool:
+        if not isinstance(self._backend, Waiter):
+            return False
+        self._meter.asked()
+        return self._backend.wait(key, seconds)
 
     def close(self) -> None:
         self._backend.close()
