@@ -17,7 +17,6 @@ from dcr_cli.cli.options import LimitRate, StorageOption, bytes_per_second_of, c
 from dcr_cli.cli.quantities import seconds_of, size_of
 from dcr_cli.cli.session import Session
 from dcr_cli.errors import LocalError, UnsupportedError, UsageError, hint_of
-from dcr_cli.remote.keys import is_receiver
 
 _LISTEN = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^:\[\]]*)):([0-9]{1,5})")
 _MOST_TOKEN_BYTES = 16 << 10
@@ -75,11 +74,6 @@ def relay(
         raise UsageError("--listen", facts, hint=hint)
     if tls_key is not None and tls_cert is None:
         raise UsageError("--tls-key", "needs --tls-cert", hint="dcr relay --help")
-    own = name if name is not None else _default_name(port)
-    if not is_receiver(own):
-        raise UsageError(
-            "--name", "is no name: letters, digits, _ . and - are, at most 128 of them, the first no . or -"
-        )
     try:
         from dcr_cli.relay.relay import RelayResult, Setting, relay as run
         from dcr_cli.relay.rights import Rights
@@ -89,6 +83,13 @@ def relay(
         hint = "pip install 'dcr-cli[relay]'; in a clone: scripts/setup relay"
         raise UnsupportedError("relay", f"needs {error.name}, which is not installed", hint=hint) from error
 
+    from dcr_cli.remote.keys import is_receiver
+
+    own = name if name is not None else _default_name(port)
+    if not is_receiver(own):
+        raise UsageError(
+            "--name", "is no name: letters, digits, _ . and - are, at most 128 of them, the first no . or -"
+        )
     setting = Setting(
         name=own,
         address=Address(

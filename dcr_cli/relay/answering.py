@@ -236,8 +236,11 @@ class Answering:
             applied = {"Preference-Applied": "wait"}
             news = self.library.news
             before = news.count
-            if not await self._is_here(asked) and not self.account.is_ending:
-                await news.after(before, seconds)
+            if not await self._is_here(asked):
+                if not self.account.is_ending:
+                    await news.after(before, seconds)
+                if self.account.is_ending:
+                    raise UnavailableError
                 if not await self._is_here(asked):
                     return web.Response(status=HTTPStatus.NOT_FOUND, headers={"Cache-Control": "no-store", **applied})
             if asked.kind is Kind.COMMIT:

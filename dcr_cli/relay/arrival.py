@@ -7,6 +7,7 @@ the spool; where the disk has no room for it, it is held in memory. What makes i
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
 from enum import Enum, auto
 from typing import Protocol
@@ -98,10 +99,18 @@ class Arrival:
     """One object, or one range of it, while it comes. `begin` is where the range begins in the object.
 
     Its writer calls `announce`, `add` and `end` from any one thread; `error` is why it failed. What is right is kept if
-    `is_kept` says so.
+    `is_kept` says so. `ended` is called in the event loop when all is known, before anybody else hears of it.
     """
 
-    def __init__(self, spool: Spool, label: Label, *, begin: int = 0, is_kept: bool = True) -> None:
+    def __init__(
+        self,
+        spool: Spool,
+        label: Label,
+        *,
+        ended: Callable[[Arrival], None] = lambda arrival: None,
+        begin: int = 0,
+        is_kept: bool = True,
+    ) -> None:
         self.label = label
         self.begin = begin
         self.size: int | None = None
@@ -111,10 +120,12 @@ class Arrival:
         self.error: Exception | None = None
         self._spool = spool
         self._is_kept = is_kept
+        self._ended = ended
         self._loop = asyncio.get_running_loop()
         self._room: _Room | None = None
         # What was written on a disk that became full; a reader may still be at it.
         self._left: list[_Room] = []
+        self._is_told = False
         self._readers = 0
         self._waiting: set[asyncio.Future[None]] = set()
 
@@ -156,7 +167,7 @@ class Arrival:
 
     async def known(self) -> None:
         """Wait until it is known how long it is, or that it does not come."""
-        while self.size is None and self.state is State.COMING:
+        while self.size is None and not self._is_told:
             await self._change()
 
     async def reach(self, at: int, end: int) -> int:
@@ -173,7 +184,7 @@ class Arrival:
 
     async def ended(self) -> State:
         """Wait until it is known what became of it."""
-        while self.state is State.COMING:
+        while not self._is_told:
             await self._change()
         return self.state
 
@@ -197,6 +208,9 @@ class Arrival:
             self._loop.call_soon_threadsafe(self._wake)
 
     def _wake(self) -> None:
+        if self.state is not State.COMING and not self._is_told:
+            self._is_told = True
+            self._ended(self)
         waiting, self._waiting = self._waiting, set()
         for future in waiting:
             if not future.done():

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
@@ -25,7 +26,7 @@ from dcr_cli.relay.news import News
 from dcr_cli.relay.parents import ForbiddenError, Parent, Parents, UnavailableError, WrongError
 from dcr_cli.relay.spool import FullError, Kept, Label, Spool
 from dcr_cli.remote.anchor import decode_anchor
-from dcr_cli.remote.keys import Place, anchor_key, commit_key, manifest_key, part_key, prepared_key
+from dcr_cli.remote.keys import HISTORY_KEY, Place, anchor_key, commit_key, manifest_key, part_key, prepared_key
 from dcr_cli.remote.version import Version, decode_version
 from dcr_cli.store.calls import RefusedError
 
@@ -52,7 +53,6 @@ class Library:
     pool: Executor
     received_bytes: int = 0
     _arrivals: dict[str, Arrival] = field(default_factory=dict)
-    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _lookups: dict[str, list[asyncio.Task[bytes | None]]] = field(default_factory=dict)
     _rows: OrderedDict[Place, Sequence[PayloadRow]] = field(default_factory=OrderedDict)
     _files: OrderedDict[Place, dict[str, RangedFile]] = field(default_factory=OrderedDict)
@@ -75,13 +75,19 @@ class Library:
             self.news.hinted(None)
         return data
 
+    async def history(self) -> str | None:
+        """The id of the remote's history; None if it has none yet."""
+        if self.parents.history is None:
+            asked = named(HISTORY_KEY)
+            assert asked is not None
+            await self.document(asked)
+        return self.parents.history
+
     async def version_of(self, place: Place) -> Version | None:
         """The version of a place, committed or prepared; None if it is neither."""
         for key in (commit_key(place.version), prepared_key(place)):
             asked = named(key)
             assert asked is not None
-            if asked.kind is Kind.COMMIT and place.version > self.news.head + 1:
-                continue
             data = await self.document(asked)
             try:
                 version = decode_version(data, place.version, key).version if data is not None else None
@@ -135,6 +141,8 @@ class Library:
 
     async def body(self, asked: Named, part: int = 0) -> Arrival | Kept | None:
         """A body, or a range of an anchor's file: kept and right, or an arrival that is open; None if it is absent."""
+        if await self.history() is None:
+            return None
         for _ in range(_ATTEMPTS):
             bound = await self._bound(asked, part)
             if bound is None:
@@ -155,6 +163,7 @@ class Library:
                 if asked.kind is Kind.PAYLOAD and asked.place is not None:
                     self.news.saw_payload(asked.place, asked.number)
                 return arrival
+            await arrival.ended()
             arrival.close()
             if arrival.state is State.ABSENT:
                 return None
@@ -165,9 +174,9 @@ class Library:
     def begin(self, asked: Named, part: int = 0) -> Arrival:
         """Begin an arrival that all who ask for the object are given from now on, until it has ended."""
         label = label_of(asked, part)
-        arrival = Arrival(self.spool, label, begin=max(part, 0) * RANGE_BYTES, is_kept=part != WHOLE)
+        begin = max(part, 0) * RANGE_BYTES
+        arrival = Arrival(self.spool, label, ended=self._ended, begin=begin, is_kept=part != WHOLE)
         self._arrivals[label.name] = arrival
-        self._run_on(self._end(arrival))
         return arrival
 
     def coming(self, asked: Named, part: int = 0) -> Arrival | None:
@@ -183,18 +192,10 @@ class Library:
         """Do what blocks in a thread."""
         return await asyncio.get_running_loop().run_in_executor(self.pool, work)
 
-    def _run_on(self, work: Coroutine[None, None, None]) -> None:
-        # A loop itself holds tasks but weakly.
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _end(self, arrival: Arrival) -> None:
-        state = await arrival.ended()
+    def _ended(self, arrival: Arrival) -> None:
         name = arrival.label.name
         del self._arrivals[name]
-        self.received_bytes += arrival.at
-        if state is State.WRONG:
+        if arrival.state is State.WRONG:
             self._wrongs[name] = self._wrongs.get(name, 0) + 1
         else:
             self._wrongs.pop(name, None)
@@ -211,8 +212,7 @@ class Library:
 
     def _come(self, arrival: Arrival, asked: Named, bound: Bound) -> tuple[State, bytes | None, Exception | None]:
         history = self.parents.history
-        if history is None:
-            return State.ABSENT, None, None
+        assert history is not None
         is_range = asked.kind is Kind.ANCHOR_FILE
         check = body_check(asked, bound, history)
         # The end of what is wanted, and the size of the object, as far as they are known.
@@ -230,6 +230,7 @@ class Library:
 
                 begin = arrival.begin + arrival.at
                 for chunk in parent.store.stream(asked.key, begin=begin, end=end, size=size, told=announce):
+                    self.received_bytes += len(chunk)
                     check.update(chunk)
                     arrival.add(chunk)
                 blake3 = check.finish()
@@ -288,7 +289,8 @@ class Library:
         assert asked.place is not None
         rows = self._rows.get(asked.place)
         if rows is None and asked.place != self.news.making:
-            rows = await self.payload_rows(asked.place)
+            with suppress(UnavailableError):
+                rows = await self.payload_rows(asked.place)
         if rows is None:
             return Bound()
         if asked.number >= len(rows):

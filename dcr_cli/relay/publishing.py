@@ -52,7 +52,8 @@ class Publishing:
         data = b"".join([part async for part in parts])
         if len(data) != size:
             return Put.SHORT
-        if not await self.library.run(lambda: is_right(asked, data, self.library.parents.history)):
+        history = await self.library.history()
+        if not await self.library.run(lambda: is_right(asked, data, history)):
             return Put.WRONG
         made = await self.library.run(lambda: self.library.parents.ask(_question(asked, data, is_create=is_create)))
         if made:
@@ -75,7 +76,6 @@ class Publishing:
         part = WHOLE if asked.kind is Kind.ANCHOR_FILE else 0
         while (before := self.library.coming(asked, part)) is not None:
             await before.ended()
-            await asyncio.sleep(0)
         arrival = self.library.begin(asked, part)
         arrival.open()
         try:
@@ -88,7 +88,7 @@ class Publishing:
 
     async def _receive(self, arrival: Arrival, asked: Named, size: int, parts: AsyncIterator[bytes]) -> Put:
         """Let a body come."""
-        history = self.library.parents.history
+        history = await self.library.history()
         check = body_check(asked, Bound(size), history) if history is not None else None
         state, blake3 = State.FAILED, None
         try:

@@ -17,7 +17,7 @@ from dcr_cli.arguments import check_apart
 from dcr_cli.delta.line import COMMIT_LIMIT
 from dcr_cli.errors import DamagedError, DcrError, LocalError, TransportError, WrongBaseError
 from dcr_cli.relay.answering import Answering
-from dcr_cli.relay.children import Children
+from dcr_cli.relay.children import RELAY, Children
 from dcr_cli.relay.kinds import named
 from dcr_cli.relay.library import Library, label_of
 from dcr_cli.relay.news import News
@@ -31,6 +31,7 @@ from dcr_cli.relay.watching import Watch
 from dcr_cli.remote.history import decode_history
 from dcr_cli.remote.keys import HISTORY_KEY
 from dcr_cli.stopping import Stopped
+from dcr_cli.store.http_headers import Caller
 from dcr_cli.store.location import folder_of, locate
 from dcr_cli.store.opening import open_store
 from dcr_cli.store.retry import Patience
@@ -93,6 +94,7 @@ def relay(
                     storage_options if _protocol(parent) == _protocol(first) else None,
                     patience=patience,
                     limit_bytes_per_second=limit_bytes_per_second,
+                    caller=Caller(RELAY, setting.name),
                 )
             )
             for parent in parents

@@ -131,6 +131,11 @@ class Spool:
                 kept.used = self._clock
             return kept
 
+    def versions(self) -> list[int]:
+        """The versions of which something is kept, the newest first."""
+        with self._lock:
+            return sorted({kept.version for kept in self._kept.values() if kept.version}, reverse=True)
+
     def unchecked(self) -> list[Kept]:
         """What nobody has looked at since the start."""
         with self._lock:

@@ -18,10 +18,19 @@ from functools import partial
 from dcr_cli.errors import DcrError
 from dcr_cli.relay.arrival import Arrival, State
 from dcr_cli.relay.kinds import Named, named
-from dcr_cli.relay.library import Library
+from dcr_cli.relay.library import Library, label_of
 from dcr_cli.relay.parents import ForbiddenError, UnavailableError, WrongError
 from dcr_cli.remote.hint import PREPARED
-from dcr_cli.remote.keys import HINT_KEY, HISTORY_KEY, Place, commit_key, digests_key, manifest_key, payload_key
+from dcr_cli.remote.keys import (
+    HINT_KEY,
+    HISTORY_KEY,
+    MOST_VERSION,
+    Place,
+    commit_key,
+    digests_key,
+    manifest_key,
+    payload_key,
+)
 
 # What may be while a parent is asked, and passes.
 PASSING = (UnavailableError, ForbiddenError, WrongError)
@@ -69,6 +78,7 @@ class Watch:
 
     async def run(self) -> None:
         """Watch, until this is cancelled."""
+        await self.library.run(self._recall)
         checking = asyncio.create_task(self._check_kept())
         waiting = _Waiting(self.library, self.waits)
         news = self.library.news
@@ -94,8 +104,22 @@ class Watch:
         for key in (HISTORY_KEY, HINT_KEY):
             if await self.library.document(_named(key)) is None and key == HISTORY_KEY:
                 return
-        while await self.library.document(_named(commit_key(self.library.news.head + 1))) is not None:
-            pass
+        await self._find_newest()
+
+    async def _find_newest(self) -> None:
+        """Find the newest version, from the one that is known, as FORMAT 13.4 says."""
+        news, step = self.library.news, 1
+        while await self._has(news.head + step):
+            step *= 2
+        absent = news.head + step
+        while absent - news.head > 1:
+            middle = (news.head + absent) // 2
+            if not await self._has(middle):
+                absent = middle
+
+    async def _has(self, version: int) -> bool:
+        """Whether a version is there; if it is, it is news."""
+        return version <= MOST_VERSION and await self.library.document(_named(commit_key(version))) is not None
 
     def _fetch_ahead(self) -> None:
         """See that what is being made is fetched, and what is not any more is not."""
@@ -159,6 +183,14 @@ class Watch:
         self._quiet += 1
         if await news.after(news.count, longest * (1 + self.dice()) / 2):
             self._quiet = 0
+
+    def _recall(self) -> None:
+        """Go on from the newest version whose commit an earlier run has kept."""
+        spool = self.library.spool
+        for version in spool.versions():
+            if spool.read(label_of(_named(commit_key(version)))) is not None:
+                self.library.news.head = version
+                return
 
     async def _check_kept(self) -> None:
         """Hash what an earlier run has kept, one after the other, before children ask for it."""
