@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from dcr_cli.advance import advance
-from dcr_cli.arguments import check_apart, check_path
+from dcr_cli.arguments import check_path
 from dcr_cli.errors import (
     ConflictError,
     DamagedError,
@@ -29,6 +29,7 @@ from dcr_cli.errors import (
 from dcr_cli.fetch.ahead import Ahead
 from dcr_cli.fetch.following import FollowLock
 from dcr_cli.fetch.hook import DEFAULT_SECONDS
+from dcr_cli.fetch.opening import check_addresses, open_remote
 from dcr_cli.fetch.prepared import find_prepared, is_staged, stage
 from dcr_cli.fetch.pull_result import PullResult
 from dcr_cli.fetch.situation import look
@@ -44,8 +45,6 @@ from dcr_cli.remote.keys import Place
 from dcr_cli.remote.log import Known
 from dcr_cli.remote.version import Published
 from dcr_cli.stopping import pause
-from dcr_cli.store.location import folder_of
-from dcr_cli.store.opening import open_store
 from dcr_cli.store.store import Store
 from dcr_cli.work import threads
 
@@ -105,6 +104,7 @@ def follow(
     mode: str = REPLACE,
     keep_previous: bool = False,
     storage_options: Mapping[str, object] | None = None,
+    fallbacks: Sequence[str | os.PathLike[str]] = (),
     trusted_keys: Sequence[str] = (),
     receiver: str | None = None,
     receiver_key: str | os.PathLike[str] | None = None,
@@ -133,10 +133,12 @@ def follow(
         layout=layout,
     )
     check_path(checkpoint, "checkpoint")
-    check_apart({"checkpoint": checkpoint, "remote": folder_of(remote)})
+    check_addresses(checkpoint, remote, fallbacks)
     path = Path(checkpoint)
     finish(path, wish)
-    with open_store(remote, storage_options, limit_bytes_per_second=limit_bytes_per_second) as store:
+    with open_remote(
+        remote, fallbacks, storage_options, receiver=receiver, limit_bytes_per_second=limit_bytes_per_second
+    ) as store:
         yield from Follower(store, path, wish, tell).arrivals()
 
 

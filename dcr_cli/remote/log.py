@@ -115,6 +115,9 @@ class Log:
         """Read the commit that somebody has seen; WrongBaseError if the log has it no more, or another one."""
         self._check_history(known, self._history, seen_at)
         published = self.read(known.version, is_denied_absent=True)
+        if published is None and self._store.turn_to(commit_key(known.version)):
+            # Of several that lead to the remote, another one is not behind.
+            published = self.read(known.version, is_denied_absent=True)
         if published is None:
             # Where not even this can be read, access denied says nothing of one commit.
             held = read_history(self._store)

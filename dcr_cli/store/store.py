@@ -18,6 +18,7 @@ from dcr_cli.checkpoint.names import path_fault, safe_path
 from dcr_cli.errors import ConflictError, DamagedError, NotFoundError, UnsupportedError
 from dcr_cli.store.backend import (
     AbsentError,
+    Answer,
     Backend,
     DeniedError,
     Entry,
@@ -136,16 +137,16 @@ class Store:
         """
         self._calls.check(key)
         attempts = Attempts(self._calls.patience)
-        seen: tuple[int | None, str | None] | None = None
+        seen: Answer | None = None
         at = begin
         while True:
             fault: FaultError | None = None
             try:
                 with self._backend.read(key, at, None) as answer:
                     self._check_size(key, answer.total, size)
-                    if seen not in (None, (answer.total, answer.tag)):
+                    if seen is not None and _is_of_another(seen, answer):
                         raise ConflictError(self._calls.name(key), "was replaced while it was read")
-                    seen = (answer.total, answer.tag)
+                    seen = seen or answer
                     for chunk in body(answer, at, size if answer.total is None else answer.total):
                         at += len(chunk)
                         attempts.progressed()
@@ -187,6 +188,14 @@ class Store:
         whoever waits looks then, and does not ask again at once and for ever. It is not tried again.
         """
         return self._calls.run_once(key, lambda: self._backend.wait(key, seconds))
+
+    def turn_to(self, key: str) -> bool:
+        """Have one be asked from now on, of several that lead to the remote, that has an object which is not there.
+
+        Somebody has seen it, so that those which lack it are behind. False if none has it, or there is but one; an
+        error that may pass if one does not answer that may have it.
+        """
+        return self._calls.run_once(key, lambda: self._backend.turn_to(key))
 
     # Writing
 
@@ -331,3 +340,9 @@ class Store:
         if status is None or status.size != size:
             has = "nothing" if status is None else f"{status.size} bytes"
             raise TransientError(f"holds {has} after {size} bytes were written")
+
+
+def _is_of_another(first: Answer, second: Answer) -> bool:
+    """Whether two answers say that they are of different objects, by size or by what their content is known by."""
+    pairs = ((first.total, second.total), (first.tag, second.tag))
+    return any(None not in pair and pair[0] != pair[1] for pair in pairs)
