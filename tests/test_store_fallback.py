@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
@@ -244,13 +244,22 @@ def test_the_other_calls(scene: Scene) -> None:
 class TestTurnTo:
     """What somebody has seen: whoever lacks it is behind."""
 
-    def test_one_that_has_it(self, scene: Scene) -> None:
+    WAYS = (
+        lambda store, key: store.get(key, most_bytes=MOST, is_seen=True),
+        lambda store, key: store.get_range(key, 0, 1, is_seen=True),
+        lambda store, key: b"".join(store.stream(key, is_seen=True)),
+    )
+
+    @pytest.mark.parametrize("read", WAYS)
+    def test_one_that_has_it(self, scene: Scene, read: Callable[[Store, str], bytes]) -> None:
         ahead = Ails(MemoryBackend(uuid4().hex))
         store = scene.open(scene.first, ahead)
         ahead.write("commits/2", b"1", 1)
         ahead.calls.clear()
         assert store.get("commits/2", most_bytes=MOST) is None
-        assert store.turn_to("commits/2")
+        assert store.turns == 0
+        assert read(store, "commits/2") == b"1"
+        assert store.turns == 1
         assert store.get("commits/2", most_bytes=MOST) == b"1"
         scene.clock.now += PASSED_OVER_SECONDS
         assert store.get("commits/2", most_bytes=MOST) == b"1"
@@ -263,7 +272,11 @@ class TestTurnTo:
     def test_none_has_it(self, scene: Scene) -> None:
         store = scene.open()
         scene.second.fault = DeniedError("status 403")
-        assert not store.turn_to("commits/2")
+        assert store.get("commits/2", most_bytes=MOST, is_seen=True) is None
+        for read in self.WAYS[1:]:
+            with pytest.raises(NotFoundError):
+                read(store, "commits/2")
+        assert store.turns == 0
         scene.first.calls.clear()
         assert store.get("commits/2", most_bytes=MOST) is None
         assert len(scene.first.calls) == 1
@@ -272,14 +285,14 @@ class TestTurnTo:
         for down in (scene.first, scene.second):
             down.fault = TransientError("is down")
             with pytest.raises(TransportError, match="is down, and what answers instead is behind") as caught:
-                scene.open(deadline_seconds=100).turn_to("commits/2")
+                scene.open(deadline_seconds=100).get("commits/2", most_bytes=MOST, is_seen=True)
             assert caught.value.retryable and scene.clock.waits == []
             down.fault = None
 
     def test_one_alone_is_not_asked(self, scene: Scene) -> None:
         store = Store(scene.first, "test://remote")
-        assert not store.turn_to("commits/2")
-        assert not scene.first.calls
+        assert store.get("commits/2", most_bytes=MOST, is_seen=True) is None
+        assert scene.first.calls == [("read", "commits/2")]
 
 
 class TestContract(StoreContract):

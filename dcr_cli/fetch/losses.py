@@ -86,9 +86,5 @@ def telling_spoiled_files(store: Store, place: Place) -> Iterator[None]:
 
 
 def is_gone(store: Store, key: str, error: NotFoundError | RefusedError) -> bool:
-    """Whether an object that could not be read is absent, as FORMAT 13.4 says: also if it may not be looked at.
-
-    Where several lead to the remote, it is so if none has it; the one that does is asked next.
-    """
-    is_absent = isinstance(error, NotFoundError) or store.stat(key, is_denied_absent=True) is None
-    return is_absent and not store.turn_to(key)
+    """Whether an object that could not be read is absent, as FORMAT 13.4 says: also if it may not be looked at."""
+    return isinstance(error, NotFoundError) or store.stat(key, is_denied_absent=True) is None

@@ -45,6 +45,9 @@ class Store:
     Every method may raise TransportError when the remote does not answer or refuses, and LocalError when it is a local
     folder. A key is a safe relative path, else DamagedError. `is_single_writer` says that nothing else writes there:
     then an exclusive create may be a look and a write. `folder` is the root, where that is a local one.
+
+    Where several backends lead to the remote, one may be behind the others: what `is_seen`, by whoever asks or by what
+    it has read, is absent only if none has it, and what comes next is asked of one that has it.
     """
 
     def __init__(
@@ -62,6 +65,8 @@ class Store:
         self._meter = meter or Meter()
         self._backend = Metered(backend, self._meter)
         self._is_single_writer = is_single_writer
+        # How often what is asked was turned to another backend, because one was behind.
+        self.turns = 0
         self._calls = Calls(shown, patience or Patience())
 
     def __repr__(self) -> str:
@@ -91,7 +96,13 @@ class Store:
     # Reading
 
     def get(
-        self, key: str, *, most_bytes: int, size: int | None = None, is_denied_absent: bool = False
+        self,
+        key: str,
+        *,
+        most_bytes: int,
+        size: int | None = None,
+        is_denied_absent: bool = False,
+        is_seen: bool = False,
     ) -> bytes | None:
         """Return a whole object; None if it is proven absent, or access is denied and that is said to mean absent.
 
@@ -108,9 +119,12 @@ class Store:
             self._check_size(key, len(data), size, most_bytes)
             return bytes(data)
 
-        return self._calls.run_or_none(key, attempt, is_denied_absent)
+        data = self._calls.run_or_none(key, attempt, is_denied_absent)
+        if data is None and is_seen and self._turn_to(key):
+            data = self._calls.run_or_none(key, attempt, is_denied_absent)
+        return data
 
-    def get_range(self, key: str, begin: int, size: int) -> bytes:
+    def get_range(self, key: str, begin: int, size: int, *, is_seen: bool = False) -> bytes:
         """Return `size` bytes from `begin` on; an object that ends before that is DamagedError, none NotFoundError."""
         if begin < 0 or size < 0:
             raise ValueError(f"there are no {size} bytes from {begin} on")
@@ -126,9 +140,14 @@ class Store:
         if size == 0:
             safe_path(key, self.shown)
             return b""
+        try:
+            return self._calls.run(key, attempt)
+        except NotFoundError:
+            if not is_seen or not self._turn_to(key):
+                raise
         return self._calls.run(key, attempt)
 
-    def stream(self, key: str, *, begin: int = 0, size: int | None = None) -> Iterator[bytes]:
+    def stream(self, key: str, *, begin: int = 0, size: int | None = None, is_seen: bool = False) -> Iterator[bytes]:
         """Yield what an object holds from `begin` on, in parts of a few MiB at most.
 
         A body that breaks off is gone on with from there. `size` is that of the whole object; another one is
@@ -157,6 +176,9 @@ class Store:
                     continue
             except FaultError as error:
                 fault = error
+            if isinstance(fault, AbsentError) and is_seen and self._turn_to(key):
+                is_seen = False
+                continue
             if isinstance(fault, OutsideError) and at == size:
                 # Where nothing is left, a range has nothing to begin with.
                 return
@@ -188,14 +210,6 @@ class Store:
         whoever waits looks then, and does not ask again at once and for ever. It is not tried again.
         """
         return self._calls.run_once(key, lambda: self._backend.wait(key, seconds))
-
-    def turn_to(self, key: str) -> bool:
-        """Have one be asked from now on, of several that lead to the remote, that has an object which is not there.
-
-        Somebody has seen it, so that those which lack it are behind. False if none has it, or there is but one; an
-        error that may pass if one does not answer that may have it.
-        """
-        return self._calls.run_once(key, lambda: self._backend.turn_to(key))
 
     # Writing
 
@@ -310,6 +324,13 @@ class Store:
                 return
 
         self._calls.guarded(key, attempt)
+
+    def _turn_to(self, key: str) -> bool:
+        """Have one be asked from now on that has an object which is not there; an error that may pass if one that may
+        have it does not answer."""
+        is_there = self._calls.run_once(key, lambda: self._backend.turn_to(key))
+        self.turns += is_there
+        return is_there
 
     # One attempt's parts
 
