@@ -79,9 +79,13 @@ def _advance(store: Store, path: Path, wish: Wish, trip: Trip, losses: Losses) -
         situation = look(path)
         if situation.is_marked and not wish.is_repair:
             check_overtakable(path)
+        turns = store.turns
         source, target = _target(store, situation, wish)
         trip.target = target
         standing = find_standing(source, situation, target, wish)
+        if store.turns > turns and ways < _MOST_WAYS:
+            # What said which version is the newest is behind what the receiver has seen.
+            continue
         if not trip.applied:
             trip.start = standing
         journey = Journey(source, path, wish, situation, standing, trip)

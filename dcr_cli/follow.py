@@ -1,7 +1,7 @@
 """Follows a remote: brings a checkpoint to each new version as soon as it is there, until it is stopped.
 
-One round is a pull, or a look whether there is news; how long it waits between them is decided here. What a stop
-leaves, the next run finishes.
+One round is a pull, or a look whether there is news; how long it waits between them, and what for where the remote
+itself can wait, is decided here. What a stop leaves, the next run finishes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from dcr_cli.advance import advance
-from dcr_cli.arguments import check_apart, check_path
+from dcr_cli.arguments import check_path
 from dcr_cli.errors import (
     ConflictError,
     DamagedError,
@@ -29,6 +29,7 @@ from dcr_cli.errors import (
 from dcr_cli.fetch.ahead import Ahead
 from dcr_cli.fetch.following import FollowLock
 from dcr_cli.fetch.hook import DEFAULT_SECONDS
+from dcr_cli.fetch.opening import check_addresses, open_remote
 from dcr_cli.fetch.prepared import find_prepared, is_staged, stage
 from dcr_cli.fetch.pull_result import PullResult
 from dcr_cli.fetch.situation import look
@@ -40,12 +41,10 @@ from dcr_cli.journey import Trip
 from dcr_cli.receiver.change import REPLACE
 from dcr_cli.receiver.install.gather import Effort, Progress
 from dcr_cli.remote.hint import GIVEN_UP, STREAMING, Hint, read_hint
-from dcr_cli.remote.keys import Place
+from dcr_cli.remote.keys import Place, commit_key
 from dcr_cli.remote.log import Known
 from dcr_cli.remote.version import Published
 from dcr_cli.stopping import pause
-from dcr_cli.store.location import folder_of
-from dcr_cli.store.opening import open_store
 from dcr_cli.store.store import Store
 from dcr_cli.work import threads
 
@@ -65,13 +64,14 @@ _CHECK_EVERY = 16
 class Pace:
     """How long a follower waits between rounds: twice as long each time that nothing is new, by chance a little less.
 
-    What is being made counts as near for `patient_seconds` after it has moved last. `sleep`, `clock` and `dice` (a
-    number from 0 to 1) are there for tests.
+    A remote that can wait for news is asked to, for `remote_seconds` each time. What is being made counts as near for
+    `patient_seconds` after it has moved last. `sleep`, `clock` and `dice` (a number from 0 to 1) are there for tests.
     """
 
     shortest_seconds: float = 0.5
     longest_seconds: float = 10.0
     patient_seconds: float = 60.0
+    remote_seconds: int = 30
     sleep: Callable[[float], None] = pause
     clock: Callable[[], float] = time.monotonic
     dice: Callable[[], float] = random.random
@@ -105,6 +105,7 @@ def follow(
     mode: str = REPLACE,
     keep_previous: bool = False,
     storage_options: Mapping[str, object] | None = None,
+    fallbacks: Sequence[str | os.PathLike[str]] = (),
     trusted_keys: Sequence[str] = (),
     receiver: str | None = None,
     receiver_key: str | os.PathLike[str] | None = None,
@@ -133,10 +134,12 @@ def follow(
         layout=layout,
     )
     check_path(checkpoint, "checkpoint")
-    check_apart({"checkpoint": checkpoint, "remote": folder_of(remote)})
+    check_addresses(checkpoint, remote, fallbacks)
     path = Path(checkpoint)
     finish(path, wish)
-    with open_store(remote, storage_options, limit_bytes_per_second=limit_bytes_per_second) as store:
+    with open_remote(
+        remote, fallbacks, storage_options, receiver=receiver, limit_bytes_per_second=limit_bytes_per_second
+    ) as store:
         yield from Follower(store, path, wish, tell).arrivals()
 
 
@@ -160,6 +163,9 @@ class Follower:
     _looked_at: float | None = None
     _quiet: int = 0
     _rounds: int = 0
+    # Whether the remote's last wait was over at once; and when it is asked again whether it waits, if it does not.
+    _is_hasty: bool = False
+    _asks_at_round: int = 0
 
     def arrivals(self) -> Iterator[Arrival]:
         """Yield each arrival, for ever. Raises what does not pass by itself: damage, a wrong base, a full disk, and
@@ -171,6 +177,7 @@ class Follower:
         trouble: type[DcrError] | None = None
         while True:
             lock.take()
+            begun_at = self.pace.clock()
             try:
                 arrival = self._round()
             except _PASSING as error:
@@ -182,11 +189,37 @@ class Follower:
             else:
                 trouble = None
             if arrival is not None:
-                self._quiet = 0
+                self._quiet, self._is_hasty = 0, False
                 yield arrival
                 continue
-            self.pace.wait(self._quiet)
-            self._quiet += 1
+            if not self._wait_for_news(begun_at):
+                self.pace.wait(self._quiet)
+                self._quiet += 1
+
+    def _wait_for_news(self, begun_at: float) -> bool:
+        """Have the remote wait for what comes next, after a round without an arrival: whether the next round may begin.
+
+        One that has news each time that it is asked, and nothing comes of them, is left alone as one that cannot wait.
+        """
+        was_hasty, self._is_hasty = self._is_hasty, False
+        if self._own is None or self._rounds < self._asks_at_round or (was_hasty and self._moved_at < begun_at):
+            return False
+        asked_at = self.pace.clock()
+        try:
+            # Payloads and hints are news that end it too. By the key of a payload a commit could be missed that came
+            # after this round has looked; by this one no more than a payload, which then comes with the next news.
+            key = commit_key(self._own.version.number + 1)
+            is_waited_for = self.store.wait(key, self.pace.remote_seconds)
+        except TransportError:
+            # What is wrong the next round is told too.
+            return False
+        if not is_waited_for:
+            self._asks_at_round = self._rounds + _CHECK_EVERY
+            return False
+        self._is_hasty = self.pace.clock() - asked_at < self.pace.shortest_seconds
+        if not self._is_hasty:
+            self._quiet = 0
+        return True
 
     def _round(self) -> Arrival | None:
         self._rounds += 1

@@ -11,16 +11,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from dcr_cli.advance import advance, stage_next
-from dcr_cli.arguments import check_apart, check_path
+from dcr_cli.arguments import check_path
 from dcr_cli.errors import DcrError
 from dcr_cli.fetch.hook import DEFAULT_SECONDS
+from dcr_cli.fetch.opening import check_addresses, open_remote
 from dcr_cli.fetch.pull_result import PullResult
 from dcr_cli.fetch.wish import Wish, make_wish
 from dcr_cli.finishing import finish
 from dcr_cli.receiver.change import REPLACE
 from dcr_cli.receiver.install.gather import Effort, Progress
-from dcr_cli.store.location import folder_of
-from dcr_cli.store.opening import open_store
 from dcr_cli.store.store import Store
 from dcr_cli.work import threads
 
@@ -36,6 +35,7 @@ def pull(
     keep_previous: bool = False,
     repair: bool = False,
     storage_options: Mapping[str, object] | None = None,
+    fallbacks: Sequence[str | os.PathLike[str]] = (),
     trusted_keys: Sequence[str] = (),
     receiver: str | None = None,
     receiver_key: str | os.PathLike[str] | None = None,
@@ -56,7 +56,8 @@ def pull(
     `trusted_keys` (as text or files) only what one of them has signed counts. `hook` is a shell command that runs when
     the bytes are in place; if it fails, the next pull runs it again. A `receiver`'s name is what it acknowledges the
     version by, signed with `receiver_key`; one that has a name also stages the version after it, if that is prepared;
-    what prevents that is no error of the pull: the result has it as `staging_error`. Raises what `apply` raises,
+    what prevents that is no error of the pull: the result has it as `staging_error`. `fallbacks` lead to the same
+    remote, and are asked in their order where it does not answer. Raises what `apply` raises,
     TransportError, NotFoundError (no remote, no such version), DamagedError, WrongBaseError (another state or history,
     a log that went backwards, a delta that is gone), HookError.
     """
@@ -75,10 +76,12 @@ def pull(
         dry_run=dry_run,
     )
     check_path(checkpoint, "checkpoint")
-    check_apart({"checkpoint": checkpoint, "remote": folder_of(remote)})
+    check_addresses(checkpoint, remote, fallbacks)
     path = Path(checkpoint)
     foreign = finish(path, wish)
-    with open_store(remote, storage_options, limit_bytes_per_second=limit_bytes_per_second) as store:
+    with open_remote(
+        remote, fallbacks, storage_options, receiver=receiver, limit_bytes_per_second=limit_bytes_per_second
+    ) as store:
         result = replace(advance(store, path, wish), recovered=foreign is not None)
         if foreign is not None and result.already:
             result = replace(result, foreign=foreign)

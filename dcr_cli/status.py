@@ -28,6 +28,7 @@ from dcr_cli.remote.keys import (
 )
 from dcr_cli.remote.listing import Listing, list_if_allowed, sort_entries
 from dcr_cli.remote.log import Log
+from dcr_cli.remote.relay import RelayStatus, read_relay
 from dcr_cli.remote.signing import Trust, trust_in
 from dcr_cli.remote.version import ANCHOR, COMMIT_KIND, DELTA, Published
 from dcr_cli.store.backend import Entry
@@ -79,7 +80,8 @@ class StatusResult:
     """How a remote is. What needs a listing is None where the remote gives none; `not_listed` says of what.
 
     `head` is the newest version, 0 if there is none; `signers` are the trusted keys that have signed it, None where
-    none was given. `deltas` are the versions whose manifests are there, `anchors` those whose anchors are.
+    none was given. `deltas` are the versions whose manifests are there, `anchors` those whose anchors are. `relay` is
+    what a relay says of itself and of those below it, None where none is asked.
     """
 
     remote: str
@@ -98,6 +100,7 @@ class StatusResult:
     stored: tuple[Stored, ...]
     unknown: tuple[str, ...]
     not_listed: tuple[str, ...]
+    relay: RelayStatus | None
 
 
 def status(
@@ -137,6 +140,7 @@ def status(
             ),
             unknown=listing.unknown,
             not_listed=tuple(prefix for prefix, entries in found.items() if entries is None),
+            relay=read_relay(store),
         )
 
 

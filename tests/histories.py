@@ -148,7 +148,7 @@ class Objects:
 
 def serve(monkeypatch: pytest.MonkeyPatch, objects: Objects) -> str:
     """Let every address lead to these objects; one of them."""
-    monkeypatch.setattr(opening, "_backend", lambda location, options: objects)
+    monkeypatch.setattr(opening, "_backend", lambda *asked: objects)
     return URL
 
 

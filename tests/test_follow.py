@@ -20,7 +20,7 @@ from dcr_cli.fetch.situation import look
 from dcr_cli.fetch.spool import spool_of
 from dcr_cli.fetch.wish import Wish
 from dcr_cli.fetch.words import Speaker
-from dcr_cli.follow import Arrival, Follower, Pace
+from dcr_cli.follow import _CHECK_EVERY, Arrival, Follower, Pace
 from dcr_cli.receiver.beside.folders import ASIDE
 from dcr_cli.receiver.change import REPLACE
 from dcr_cli.receiver.install.gather import Effort
@@ -29,7 +29,7 @@ from dcr_cli.remote.hint import GIVEN_UP, PREPARED, STREAMING, Hint, write_hint
 from dcr_cli.remote.keys import STAGED, AcknowledgementPlace, Place, commit_key, payload_key, prepared_key
 from dcr_cli.remote.signing import Trust
 from dcr_cli.remote.version import Version, encode_version
-from dcr_cli.store.backend import TransientError
+from dcr_cli.store.backend import Backend, TransientError
 from dcr_cli.store.memory import MemoryBackend
 from dcr_cli.store.retry import Patience
 from dcr_cli.store.store import Store
@@ -50,6 +50,7 @@ class Scene:
 
     folder: Path
     name: str = field(default_factory=lambda: uuid4().hex)
+    backend: Records = field(default_factory=lambda: Records(MemoryBackend("")))
     told: list[DcrError] = field(default_factory=list)
     waits: list[float] = field(default_factory=list)
     now: float = 1000.0
@@ -59,7 +60,7 @@ class Scene:
             write_checkpoint(self.folder / f"v{number}", state, shards=2, sidecars={"config.json": b"{}"})
             for number, state in enumerate(states(4), start=1)
         ]
-        self.backend = Records(MemoryBackend(self.name))
+        self.backend.backend = MemoryBackend(self.name)
         self.remote = Remote(Store(MemoryBackend(self.name), "memory://remote"), self.folder)
         self.remote.publish(self.checkpoints[0])
         self.root = self.folder / "r"
@@ -438,3 +439,114 @@ def test_damage_ends_it(scene: Scene) -> None:
 
     with pytest.raises(DamagedError):
         scene.play([damage, nothing])
+
+
+class Waits(Records):
+    """A remote that waits, in which something happens in each wait: how long it takes, and whether it was one."""
+
+    def __init__(self, backend: Backend, happens: Callable[[], tuple[float, bool]]) -> None:
+        super().__init__(backend)
+        self.happens = happens
+
+    def wait(self, key: str, seconds: int) -> bool:
+        self.called("wait", key)
+        took, is_applied = self.happens()
+        scene = self.scene
+        scene.now += took
+        return is_applied
+
+    scene: Scene
+
+
+class TestRemotesThatWait:
+    @pytest.fixture
+    def acts(self) -> list[Callable[[], tuple[float, bool]]]:
+        return []
+
+    @pytest.fixture
+    def waiting(self, tmp_path: Path, acts: list[Callable[[], tuple[float, bool]]]) -> Scene:
+        """One whose waits are `acts`, after which it is over."""
+
+        def happens() -> tuple[float, bool]:
+            if not acts:
+                raise EndError
+            return acts.pop(0)()
+
+        backend = Waits(MemoryBackend(""), happens)
+        backend.scene = Scene(tmp_path, backend=backend)
+        return backend.scene
+
+    def test_a_version_comes_when_the_wait_ends(
+        self, waiting: Scene, acts: list[Callable[[], tuple[float, bool]]]
+    ) -> None:
+        """Nothing else is waited for, however quiet it was."""
+
+        def publish() -> tuple[float, bool]:
+            waiting.publish()
+            return 7.0, True
+
+        acts += [lambda: (30.0, True), lambda: (30.0, True), publish, publish]
+        found = waiting.play([])
+        assert [arrival.result.version for arrival in found] == [1, 2, 3]
+        assert waiting.waits == []
+        keys = [key for name, key in waiting.backend.calls if name == "wait"]
+        assert keys == [commit_key(number) for number in (2, 2, 2, 3, 4)]
+        assert found[1].within_seconds == 7.0
+
+    def test_what_is_being_made_is_fetched_when_it_is_news(
+        self, waiting: Scene, acts: list[Callable[[], tuple[float, bool]]]
+    ) -> None:
+        """Though it comes at once each time."""
+        made: list[Version] = []
+
+        def make() -> tuple[float, bool]:
+            made.append(waiting.put_payloads(2))
+            waiting.remote.hint(2, STREAMING)
+            return 0.0, True
+
+        def commit() -> tuple[float, bool]:
+            waiting.remote.store.put(commit_key(2), encode_version(made[0]))
+            return 0.0, True
+
+        acts += [make, commit]
+        found = waiting.play([])
+        parts = made[0].delta
+        assert parts is not None and found[1].result.fetched_before_commit_bytes == parts.payload_bytes
+        assert waiting.waits == []
+
+    def test_one_that_always_has_news_is_left_alone(
+        self, waiting: Scene, acts: list[Callable[[], tuple[float, bool]]]
+    ) -> None:
+        """As long between as if it could not wait."""
+        acts += [lambda: (0.0, True)] * 4
+        waiting.play([nothing] * 9, shortest_seconds=1.0, longest_seconds=8.0)
+        assert waiting.waits == [1.0, 2.0, 4.0, 8.0]
+
+    def test_one_that_has_waited_once_starts_anew(
+        self, waiting: Scene, acts: list[Callable[[], tuple[float, bool]]]
+    ) -> None:
+        acts += [lambda: (0.0, True), lambda: (0.0, True), lambda: (30.0, True), lambda: (0.0, True)]
+        waiting.play([nothing] * 9, shortest_seconds=1.0, longest_seconds=8.0)
+        assert waiting.waits == [1.0, 2.0, 1.0]
+
+    def test_one_that_does_not_wait_is_seldom_asked(
+        self, waiting: Scene, acts: list[Callable[[], tuple[float, bool]]]
+    ) -> None:
+        acts += [lambda: (0.0, False)] * 2
+        waiting.play([nothing] * 50, longest_seconds=1.0)
+        assert len(waiting.waits) == 2 * _CHECK_EVERY
+
+    def test_one_that_fails_while_it_waits(self, waiting: Scene, acts: list[Callable[[], tuple[float, bool]]]) -> None:
+        """The next round says so, if it is still so."""
+
+        def fail() -> tuple[float, bool]:
+            raise TransientError("the connection broke")
+
+        def publish() -> tuple[float, bool]:
+            waiting.publish()
+            return 7.0, True
+
+        acts += [fail, publish]
+        found = waiting.play([nothing] * 3)
+        assert [arrival.result.version for arrival in found] == [1, 2]
+        assert len(waiting.waits) == 1 and waiting.told == []

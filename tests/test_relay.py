@@ -24,6 +24,7 @@ from dcr_cli.push import push
 from dcr_cli.relay.rights import Rights
 from dcr_cli.status import status
 from dcr_cli.store.backend import Answer, Backend
+from dcr_cli.store.local import LocalBackend
 from dcr_cli.verify_remote import verify_remote
 from pushed import states
 from receivers import tree
@@ -113,18 +114,17 @@ class TestReading:
 
     def test_each_object_is_fetched_once(self, tmp_path: Path, published: tuple[Path, list[Path]]) -> None:
         remote, _ = published
-        store = store_of(remote, Records)
-        with relaying([store], tmp_path / "spool") as relay:
+        records = Records(LocalBackend(str(remote)))
+        with relaying([store_of(remote, lambda _: records)], tmp_path / "spool") as relay:
             for number in range(3):
                 pull(relay.url, tmp_path / f"copy{number}", jobs=1)
-        records = store._backend._backend  # type: ignore[attr-defined]
         bodies = [key for name, key in records.calls if name == "read" and ("payloads" in key or "files/" in key)]
         assert len(bodies) == len(set(bodies)) > 4
 
     def test_many_who_ask_at_once_cost_one_request(self, tmp_path: Path, published: tuple[Path, list[Path]]) -> None:
         remote, _ = published
         key = last_payload(remote)
-        waits = Waits(store_of(remote)._backend._backend, PAYLOADS)  # type: ignore[attr-defined]
+        waits = Waits(LocalBackend(str(remote)), PAYLOADS)
         records = Records(waits)
         with (
             relaying([store_of(remote, lambda _: records)], tmp_path / "spool") as relay,
@@ -142,7 +142,7 @@ class TestReading:
         remote, _ = published
         key = last_payload(remote)
         data = (remote / key).read_bytes()
-        waits = Waits(store_of(remote)._backend._backend, PAYLOADS)  # type: ignore[attr-defined]
+        waits = Waits(LocalBackend(str(remote)), PAYLOADS)
         with relaying([store_of(remote, lambda _: waits)], tmp_path / "spool") as relay:
             connection = http.client.HTTPConnection(urlsplit(relay.url).netloc, timeout=60)
             connection.request("GET", f"/{key}")

@@ -15,7 +15,8 @@ from dcr_cli.pull import pull
 from dcr_cli.push import push
 from dcr_cli.remote.hint import PREPARED
 from dcr_cli.remote.keys import STAGED, Place, manifest_key, payload_key
-from dcr_cli.report.remotes import duration, ranges
+from dcr_cli.report.durations import duration
+from dcr_cli.report.remotes import ranges
 from histories import Publisher, id_of, new_remote
 from receivers import fresh_copy, tree
 from strategies import tensor_of, with_changes, write_checkpoint

@@ -77,6 +77,12 @@ StorageOption = Annotated[
     list[str] | None,
     typer.Option("--storage-option", metavar="KEY=VALUE", help="A setting of the remote's store; may be repeated."),
 ]
+Fallback = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--fallback", metavar="REMOTE", help="Asked in this order where REMOTE does not answer; may be repeated."
+    ),
+]
 LimitRate = Annotated[
     str | None,
     typer.Option("--limit-rate", metavar="SIZE", help="Send or fetch at most this much a second: 500k, 20M, 1.5GiB."),

@@ -10,6 +10,7 @@ import typer
 
 from dcr_cli import process
 from dcr_cli.cli.options import (
+    Fallback,
     Layout,
     LimitRate,
     Remote,
@@ -66,6 +67,7 @@ def pull(
         bool, typer.Option("--dry-run", "-n", help="Say the way and its bytes; change nothing.")
     ] = False,
     layout: Layout = None,
+    fallback: Fallback = None,
     storage_option: StorageOption = None,
     limit_rate: LimitRate = None,
 ) -> int:
@@ -84,6 +86,7 @@ def pull(
         "mode": "in-place" if in_place else "aside" if aside else "replace",
         "keep_previous": keep_previous,
         "storage_options": storage_options_of(storage_option),
+        "fallbacks": tuple(fallback or ()),
         "trusted_keys": trusted_key or (),
         "receiver": receiver,
         "receiver_key": path_of(receiver_key, "--receiver-key") if receiver_key is not None else None,

@@ -39,7 +39,7 @@ class AnchorFetcher:
         for at in range(begin, begin + size, _PART_BYTES):
             try:
                 with telling_spoiled(self._store, self._place, is_anchor=True):
-                    data = self._store.get_range(key, at, min(_PART_BYTES, begin + size - at))
+                    data = self._store.get_range(key, at, min(_PART_BYTES, begin + size - at), is_seen=True)
             except (NotFoundError, RefusedError) as error:
                 if not is_gone(self._store, key, error):
                     raise

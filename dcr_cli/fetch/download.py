@@ -122,7 +122,7 @@ def _kept(spool: Spool | None, place: Place, name: str, check: Callable[[bytes, 
 def _fetched(store: Store, place: Place, wanted: tuple[str, int], check: Callable[[bytes, str], T]) -> tuple[bytes, T]:
     key, size_bytes = wanted
     with telling_spoiled(store, place):
-        data = store.get(key, most_bytes=_OBJECT_LIMIT, size=size_bytes, is_denied_absent=True)
+        data = store.get(key, most_bytes=_OBJECT_LIMIT, size=size_bytes, is_denied_absent=True, is_seen=True)
         if data is None:
             raise RemovedError(store.shown, place.version)
         return data, check(data, f"{store.shown}/{key}")
@@ -177,7 +177,7 @@ def _fetch_payload(store: Store, spool: Spool, payload: _Wanted) -> None:
         hasher = ObjectHasher()
         with spool.create_payload(place, index) as file, telling_spoiled(store, place):
             at = 0
-            for chunk in store.stream(key, size=row.bytes):
+            for chunk in store.stream(key, size=row.bytes, is_seen=True):
                 file.write_at(at, chunk)
                 hasher.update(chunk)
                 at += len(chunk)

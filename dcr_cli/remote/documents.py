@@ -20,11 +20,11 @@ def fetch_documents(store: Store, published: Published) -> Documents | None:
     if commit is None:
         return None
     key = manifest_key(place)
-    manifest = store.get(key, most_bytes=OBJECT_LIMIT, is_denied_absent=True)
+    manifest = store.get(key, most_bytes=OBJECT_LIMIT, is_denied_absent=True, is_seen=True)
     if manifest is None:
         return None
     names = f"{store.shown}/{key}", f"{store.shown}/{digests_key(place)}"
-    digests = store.get(digests_key(place), most_bytes=OBJECT_LIMIT, is_denied_absent=True)
+    digests = store.get(digests_key(place), most_bytes=OBJECT_LIMIT, is_denied_absent=True, is_seen=True)
     if digests is None:
         raise DamagedError(names[1], "is missing, though the manifest beside it is there")
     return decode_documents(commit, (names[0], manifest), (names[1], digests))
@@ -36,7 +36,9 @@ def fetch_anchor(store: Store, published: Published, trust: Trust | None = None)
     DamagedError if it is not one of this version; WrongBaseError if it has to be signed and is not.
     """
     key = anchor_key(published.version.place)
-    data = store.get(key, most_bytes=ANCHOR_LIMIT, is_denied_absent=True)
+    # That another version has one, nothing says.
+    is_seen = published.version.delta is None
+    data = store.get(key, most_bytes=ANCHOR_LIMIT, is_denied_absent=True, is_seen=is_seen)
     if data is None:
         return None
     return open_anchor(published.version, data, f"{store.shown}/{key}", trust or Trust())

@@ -52,13 +52,14 @@ class Log:
     def history(self) -> str:
         return self._history
 
-    def read(self, version: int, *, is_denied_absent: bool = False) -> Published | None:
-        """Read a commit; None if there is none, or if access is denied and that is said to mean so.
+    def read(self, version: int, *, is_denied_absent: bool = False, is_seen: bool = False) -> Published | None:
+        """Read a commit; None if there is none, or if access is denied and that is said to mean so. `is_seen` says that
+        it was there before.
 
         DamagedError if it is malformed, WrongBaseError if it is another history's or not signed as it has to be.
         """
         key = commit_key(version)
-        data = self._store.get(key, most_bytes=COMMIT_LIMIT, is_denied_absent=is_denied_absent)
+        data = self._store.get(key, most_bytes=COMMIT_LIMIT, is_denied_absent=is_denied_absent, is_seen=is_seen)
         if data is None:
             return None
         what = f"{self._store.shown}/{key}"
@@ -108,13 +109,14 @@ class Log:
 
     def has(self, known: Known) -> bool:
         """Whether the log has the commit that somebody has seen, byte for byte."""
-        data = self._store.get(commit_key(known.version), most_bytes=COMMIT_LIMIT, is_denied_absent=True)
+        key = commit_key(known.version)
+        data = self._store.get(key, most_bytes=COMMIT_LIMIT, is_denied_absent=True, is_seen=True)
         return known.history == self._history and data is not None and object_digest(data) == known.blake3
 
     def check_known(self, known: Known, seen_at: str) -> Published:
         """Read the commit that somebody has seen; WrongBaseError if the log has it no more, or another one."""
         self._check_history(known, self._history, seen_at)
-        published = self.read(known.version, is_denied_absent=True)
+        published = self.read(known.version, is_denied_absent=True, is_seen=True)
         if published is None:
             # Where not even this can be read, access denied says nothing of one commit.
             held = read_history(self._store)

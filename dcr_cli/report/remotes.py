@@ -7,7 +7,9 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from dcr_cli.errors import size
+from dcr_cli.report.durations import duration
 from dcr_cli.report.people import KEY_DIGITS, MOST_LISTED, Line, amount, facts, made, names, state, table, version_facts
+from dcr_cli.report.relays import relay_lines
 
 if TYPE_CHECKING:
     from dcr_cli.log import LoggedVersion, LogResult
@@ -15,16 +17,6 @@ if TYPE_CHECKING:
     from dcr_cli.show_result import ShowAnchorResult
     from dcr_cli.status import ReceiverStatus, StatusResult
     from dcr_cli.verify_remote import VerifyRemoteResult
-
-_UNITS = (("d", 86400), ("h", 3600), ("min", 60))
-
-
-def duration(seconds: float) -> str:
-    """Write a duration in its largest unit."""
-    for unit, length in _UNITS:
-        if seconds >= 2 * length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{seconds:.0f} s"
 
 
 def ranges(numbers: Sequence[int]) -> str:
@@ -83,6 +75,9 @@ def status_lines(result: StatusResult) -> Iterator[Line]:
         yield Line("")
         heading = ("receiver", "version", "stage", "behind", "age", "signed by")
         yield from table(heading, [_receiver_cells(each) for each in result.receivers], frozenset({1, 3, 4}))
+    if result.relay is not None:
+        yield Line("")
+        yield from relay_lines(result.relay)
 
 
 def _status_facts(result: StatusResult) -> Iterator[tuple[str, str]]:

@@ -154,6 +154,14 @@ class Waiter(Protocol):
         """Return once an object is there, or there is other news, or after `seconds`: whether that was waited for."""
 
 
+@runtime_checkable
+class Chooser(Protocol):
+    """What a backend is too that has several to choose from."""
+
+    def turn_to(self, key: str) -> bool:
+        """Be served from now on by one that has an object which somebody has seen: whether any has it."""
+
+
 def new_name(key: str) -> str:
     """A name, beside that of `key`, for what is being written; no key is such a name."""
     above, slash, _ = key.rpartition("/")

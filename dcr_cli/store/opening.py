@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from dcr_cli.errors import UnsupportedError, UsageError
 from dcr_cli.store.backend import Backend
+from dcr_cli.store.fallback import FallbackBackend
 from dcr_cli.store.http_headers import Caller
 from dcr_cli.store.location import Location, locate
 from dcr_cli.store.retry import Patience
@@ -20,6 +21,10 @@ _PACKAGES = {
     **dict.fromkeys(("sftp", "ssh"), "paramiko"),
 }
 _WITHOUT_OPTIONS = ("file", "memory")
+# Other names of a protocol; what is said to the one is said to the other.
+_SAME = {"https": "http", "s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az", "ssh": "sftp"}
+# One that is dead is noticed soon where another one can be asked.
+_CONNECT_SECONDS, _LONG_CONNECT_SECONDS = 5.0, 30.0
 
 
 def open_store(
@@ -30,8 +35,12 @@ def open_store(
     patience: Patience | None = None,
     limit_bytes_per_second: float | None = None,
     caller: Caller | None = None,
+    fallbacks: Sequence[str | os.PathLike[str]] = (),
 ) -> Store:
     """Open the remote at a path or URL; whether anything is there is not looked at.
+
+    `fallbacks` lead to the same remote, and are asked in their order where that one does not answer; those of the same
+    protocol have the same storage options, others none.
 
     `storage_options` are the backend's, credentials among them; those not given come from where the backend's tools
     look for them. `limit_bytes_per_second` holds for all transfers of the store together, up and down. `caller` is who
@@ -39,7 +48,15 @@ def open_store(
     an option that cannot be read; UnsupportedError where a package is missing.
     """
     location = locate(url)
-    backend = _backend(location, dict(storage_options or {}), caller)
+    options = dict(storage_options or {})
+    if fallbacks:
+        others = [locate(fallback) for fallback in fallbacks]
+        given = [options if _protocol(each) == _protocol(location) else {} for each in others]
+        backends = [_backend(location, options, caller, _CONNECT_SECONDS)]
+        backends += [_backend(*each, caller, _CONNECT_SECONDS) for each in zip(others, given, strict=True)]
+        backend: Backend = FallbackBackend(backends, clock=(patience or Patience()).clock)
+    else:
+        backend = _backend(location, options, caller, _LONG_CONNECT_SECONDS)
     patience = patience or Patience()
     meter = Meter(limit_bytes_per_second, clock=patience.clock, sleep=patience.sleep)
     return Store(
@@ -52,11 +69,17 @@ def open_store(
     )
 
 
-def _backend(location: Location, options: Mapping[str, object], caller: Caller | None) -> Backend:
+def _protocol(location: Location) -> str:
+    return _SAME.get(location.protocol, location.protocol)
+
+
+def _backend(
+    location: Location, options: Mapping[str, object], caller: Caller | None, connect_seconds: float
+) -> Backend:
     if options and location.protocol in _WITHOUT_OPTIONS:
         raise UsageError(location.shown, f"takes no storage options, not {next(iter(options))}")
     try:
-        return _import_and_open(location, options, caller)
+        return _import_and_open(location, options, caller, connect_seconds)
     except ImportError as error:
         missing = error.name or "a package"
     package = _PACKAGES.get(location.protocol, missing)
@@ -65,7 +88,9 @@ def _backend(location: Location, options: Mapping[str, object], caller: Caller |
     )
 
 
-def _import_and_open(location: Location, options: Mapping[str, object], caller: Caller | None) -> Backend:
+def _import_and_open(
+    location: Location, options: Mapping[str, object], caller: Caller | None, connect_seconds: float
+) -> Backend:
     match location.protocol:
         case "file":
             from dcr_cli.store.local import LocalBackend
@@ -78,7 +103,7 @@ def _import_and_open(location: Location, options: Mapping[str, object], caller: 
         case "http" | "https":
             from dcr_cli.store.http import HttpBackend
 
-            return HttpBackend(location, options, caller=caller)
+            return HttpBackend(location, options, caller=caller, connect_seconds=connect_seconds)
         case "s3" | "s3a" | "gs" | "gcs" | "az" | "abfs" | "abfss":
             from dcr_cli.store.objects import ObjectBackend
 

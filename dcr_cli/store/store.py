@@ -18,6 +18,7 @@ from dcr_cli.checkpoint.names import path_fault, safe_path
 from dcr_cli.errors import ConflictError, DamagedError, NotFoundError, UnsupportedError
 from dcr_cli.store.backend import (
     AbsentError,
+    Answer,
     Backend,
     DeniedError,
     Entry,
@@ -44,6 +45,9 @@ class Store:
     Every method may raise TransportError when the remote does not answer or refuses, and LocalError when it is a local
     folder. A key is a safe relative path, else DamagedError. `is_single_writer` says that nothing else writes there:
     then an exclusive create may be a look and a write. `folder` is the root, where that is a local one.
+
+    Where several backends lead to the remote, one may be behind the others: what `is_seen`, by whoever asks or by what
+    it has read, is absent only if none has it, and what comes next is asked of one that has it.
     """
 
     def __init__(
@@ -61,6 +65,8 @@ class Store:
         self._meter = meter or Meter()
         self._backend = Metered(backend, self._meter)
         self._is_single_writer = is_single_writer
+        # How often what is asked was turned to another backend, because one was behind.
+        self.turns = 0
         self._calls = Calls(shown, patience or Patience())
 
     def __repr__(self) -> str:
@@ -90,7 +96,13 @@ class Store:
     # Reading
 
     def get(
-        self, key: str, *, most_bytes: int, size: int | None = None, is_denied_absent: bool = False
+        self,
+        key: str,
+        *,
+        most_bytes: int,
+        size: int | None = None,
+        is_denied_absent: bool = False,
+        is_seen: bool = False,
     ) -> bytes | None:
         """Return a whole object; None if it is proven absent, or access is denied and that is said to mean absent.
 
@@ -107,9 +119,12 @@ class Store:
             self._check_size(key, len(data), size, most_bytes)
             return bytes(data)
 
-        return self._calls.run_or_none(key, attempt, is_denied_absent)
+        data = self._calls.run_or_none(key, attempt, is_denied_absent)
+        if data is None and is_seen and self._turn_to(key):
+            data = self._calls.run_or_none(key, attempt, is_denied_absent)
+        return data
 
-    def get_range(self, key: str, begin: int, size: int) -> bytes:
+    def get_range(self, key: str, begin: int, size: int, *, is_seen: bool = False) -> bytes:
         """Return `size` bytes from `begin` on; an object that ends before that is DamagedError, none NotFoundError."""
         if begin < 0 or size < 0:
             raise ValueError(f"there are no {size} bytes from {begin} on")
@@ -125,6 +140,11 @@ class Store:
         if size == 0:
             safe_path(key, self.shown)
             return b""
+        try:
+            return self._calls.run(key, attempt)
+        except NotFoundError:
+            if not is_seen or not self._turn_to(key):
+                raise
         return self._calls.run(key, attempt)
 
     def stream(
@@ -134,6 +154,7 @@ class Store:
         begin: int = 0,
         end: int | None = None,
         size: int | None = None,
+        is_seen: bool = False,
         told: Callable[[int], None] | None = None,
     ) -> Iterator[bytes]:
         """Yield what an object holds from `begin` to `end`, or to its own end, in parts of a few MiB at most.
@@ -145,16 +166,16 @@ class Store:
         """
         self._calls.check(key)
         attempts = Attempts(self._calls.patience)
-        seen: tuple[int | None, str | None] | None = None
+        seen: Answer | None = None
         at = begin
         while True:
             fault: FaultError | None = None
             try:
                 with self._backend.read(key, at, None if end is None else end - at) as answer:
                     self._check_size(key, answer.total, size)
-                    if seen not in (None, (answer.total, answer.tag)):
+                    if seen is not None and _is_of_another(seen, answer):
                         raise ConflictError(self._calls.name(key), "was replaced while it was read")
-                    seen = (answer.total, answer.tag)
+                    seen = seen or answer
                     total = size if answer.total is None else answer.total
                     if end is not None:
                         self._check_end(key, total, end)
@@ -170,6 +191,9 @@ class Store:
                     continue
             except FaultError as error:
                 fault = error
+            if isinstance(fault, AbsentError) and is_seen and self._turn_to(key):
+                is_seen = False
+                continue
             if isinstance(fault, OutsideError) and at == (size if end is None else end):
                 # Where nothing is left, a range has nothing to begin with.
                 return
@@ -317,6 +341,13 @@ class Store:
 
         self._calls.guarded(key, attempt)
 
+    def _turn_to(self, key: str) -> bool:
+        """Have one be asked from now on that has an object which is not there; an error that may pass if one that may
+        have it does not answer."""
+        is_there = self._calls.run_once(key, lambda: self._backend.turn_to(key))
+        self.turns += is_there
+        return is_there
+
     # One attempt's parts
 
     def _check_size(
@@ -346,3 +377,9 @@ class Store:
         if status is None or status.size != size:
             has = "nothing" if status is None else f"{status.size} bytes"
             raise TransientError(f"holds {has} after {size} bytes were written")
+
+
+def _is_of_another(first: Answer, second: Answer) -> bool:
+    """Whether two answers say that they are of different objects, by size or by what their content is known by."""
+    pairs = ((first.total, second.total), (first.tag, second.tag))
+    return any(None not in pair and pair[0] != pair[1] for pair in pairs)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from dcr_cli.stopping import check, pause
-from dcr_cli.store.backend import Answer, Backend, Entry, Readable, Status, Waiter
+from dcr_cli.store.backend import Answer, Backend, Chooser, Entry, Readable, Status, Waiter
 
 # How long the limit may have been left unused for it to be used at once afterwards.
 _BURST_SECONDS = 1.0
@@ -142,6 +142,12 @@ class Metered:
             return False
         self._meter.asked()
         return self._backend.wait(key, seconds)
+
+    def turn_to(self, key: str) -> bool:
+        if not isinstance(self._backend, Chooser):
+            return False
+        self._meter.asked()
+        return self._backend.turn_to(key)
 
     def close(self) -> None:
         self._backend.close()
