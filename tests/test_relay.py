@@ -619,8 +619,8 @@ class TestTelling:
             pull(relay.url, tmp_path / "copy", version=2, receiver="r1", jobs=1)
             found = relay.status()
             assert (found["relay"], found["head"], found["spool"]["limit"]) == ("spool", 3, 1 << 30)
-            (child,) = found["children"]
-            assert child["name"] == "127.0.0.1" and child["sent_bytes"] > 10_000
+            (child,) = [each for each in found["children"] if each["kind"] == "receiver"]
+            assert child["name"] == "r1" and child["sent_bytes"] > 10_000
             metrics = relay.get("metrics").decode()
             assert "dcr_relay_head_version 3\n" in metrics and 'dcr_relay_parent_up{parent="0"} 1\n' in metrics
             document = {"format": "dcr-1", "requires": [], "relay": "below", "children": []}

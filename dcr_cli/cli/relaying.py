@@ -106,7 +106,7 @@ def relay(
     )
 
     def started(result: RelayResult) -> None:
-        session.finish(result, lambda: relays.relay_lines(result))
+        session.finish(result, lambda: relays.started_lines(result))
 
     def log(line: str) -> None:
         if not session.options.quiet:

@@ -32,8 +32,8 @@ from dcr_cli.remote.history import decode_history
 from dcr_cli.remote.keys import HISTORY_KEY
 from dcr_cli.stopping import Stopped
 from dcr_cli.store.http_headers import Caller
-from dcr_cli.store.location import folder_of, locate
-from dcr_cli.store.opening import open_store
+from dcr_cli.store.location import folder_of
+from dcr_cli.store.opening import open_store, options_for
 from dcr_cli.store.retry import Patience
 from dcr_cli.store.store import Store
 
@@ -83,7 +83,6 @@ def relay(
     `storage_options` are those of the parents that are of the same protocol as the first one. UsageError where one
     cannot be understood.
     """
-    first = parents[0]
     check_apart({"spool": setting.spool, **{f"parent {parent}": folder_of(parent) for parent in parents}})
     patience = Patience(deadline_seconds=_PATIENT_SECONDS if len(parents) == 1 else _IMPATIENT_SECONDS)
     with ExitStack() as stack:
@@ -91,7 +90,7 @@ def relay(
             stack.enter_context(
                 open_store(
                     parent,
-                    storage_options if _protocol(parent) == _protocol(first) else None,
+                    options_for(parent, parents[0], storage_options or {}),
                     patience=patience,
                     limit_bytes_per_second=limit_bytes_per_second,
                     caller=Caller(RELAY, setting.name),
@@ -120,7 +119,7 @@ def serve(
     `started` is called once it listens, `log` with a line of JSON for each request. ConflictError if another process
     has the spool, LocalError where spool or address cannot be had, WrongBaseError if the spool is of another history.
     """
-    parents = Parents(tuple(Parent(store, replaces=not _is_http(store)) for store in stores))
+    parents = Parents(tuple(Parent(store, replaces=not store.may_be_relay) for store in stores))
     with ExitStack() as stack:
         spool = stack.enter_context(Spool(setting.spool, setting.spool_limit))
         _check_history(parents, spool)
@@ -189,12 +188,3 @@ def _check_history(parents: Parents, spool: Spool) -> None:
             if found not in (None, parents.history):
                 facts = f"keeps objects of history {parents.history}, {parent.shown} holds {found}"
                 raise WrongBaseError(str(spool.path), facts, hint="give another --spool, or remove this one")
-
-
-def _protocol(url: str | os.PathLike[str]) -> str:
-    found = locate(url).protocol
-    return "http" if found == "https" else found
-
-
-def _is_http(store: Store) -> bool:
-    return store.shown.lower().startswith(("http://", "https://"))

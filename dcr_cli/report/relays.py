@@ -1,24 +1,8 @@
-<<<<<<< HEAD
-"""What a relay says when it begins."""
-=======
-"""A relay, its parents, and the tree of what is below it, as lines for people."""
->>>>>>> f169e8998c333b28614c81f25031ea00e93ca819
+"""A relay that begins, and one that runs, its parents, and the tree of what is below it, as lines for people."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-<<<<<<< HEAD
-
-from dcr_cli.errors import size
-from dcr_cli.relay.relay import RelayResult
-from dcr_cli.report.people import Line
-
-
-def relay_lines(result: RelayResult) -> Iterator[Line]:
-    """Where it listens, and what it hands on."""
-    yield Line(f"{result.address}: relay {result.name} of {', then '.join(result.parents)}", "bold green")
-    yield Line(f"keeps at most {size(result.spool_limit)} in {result.spool}")
-=======
 from typing import TYPE_CHECKING
 
 from dcr_cli.errors import size
@@ -26,9 +10,16 @@ from dcr_cli.report.durations import duration
 from dcr_cli.report.people import Line, amount, names, table
 
 if TYPE_CHECKING:
+    from dcr_cli.relay.relay import RelayResult
     from dcr_cli.remote.relay import RelayChild, RelayParent, RelayStatus
 
 _INDENT = "  "
+
+
+def started_lines(result: RelayResult) -> Iterator[Line]:
+    """Where a relay listens, and what it hands on."""
+    yield Line(f"{result.address}: relay {result.name} of {', then '.join(result.parents)}", "bold green")
+    yield Line(f"keeps at most {size(result.spool_limit)} in {names([result.spool])}")
 
 
 def relay_lines(relay: RelayStatus) -> Iterator[Line]:
@@ -68,4 +59,3 @@ def _own_words(relay: RelayStatus) -> str:
     limit = f" of {size(spool.limit)}" if spool.limit is not None else ""
     kept = f"spool {amount(spool.objects, 'object')}, {size(spool.bytes)}{limit}"
     return f"version {relay.head}; received {size(relay.received_bytes)}, sent {size(relay.sent_bytes)}; {kept}"
->>>>>>> f169e8998c333b28614c81f25031ea00e93ca819

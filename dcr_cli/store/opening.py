@@ -50,10 +50,10 @@ def open_store(
     location = locate(url)
     options = dict(storage_options or {})
     if fallbacks:
-        others = [locate(fallback) for fallback in fallbacks]
-        given = [options if _protocol(each) == _protocol(location) else {} for each in others]
+        given = [options_for(fallback, url, options) for fallback in fallbacks]
         backends = [_backend(location, options, caller, _CONNECT_SECONDS)]
-        backends += [_backend(*each, caller, _CONNECT_SECONDS) for each in zip(others, given, strict=True)]
+        for fallback, its_options in zip(fallbacks, given, strict=True):
+            backends.append(_backend(locate(fallback), its_options, caller, _CONNECT_SECONDS))
         backend: Backend = FallbackBackend(backends, clock=(patience or Patience()).clock)
     else:
         backend = _backend(location, options, caller, _LONG_CONNECT_SECONDS)
@@ -67,6 +67,13 @@ def open_store(
         meter=meter,
         folder=Path(location.path) if location.protocol == "file" else None,
     )
+
+
+def options_for(
+    url: str | os.PathLike[str], first: str | os.PathLike[str], options: Mapping[str, object]
+) -> Mapping[str, object]:
+    """The options of a remote among several, which were given for all that have the protocol of the first."""
+    return options if _protocol(locate(url)) == _protocol(locate(first)) else {}
 
 
 def _protocol(location: Location) -> str:
