@@ -353,6 +353,10 @@ class TestOptions:
             open_store("http://h/a", {"token_file": str(path)})
         assert str(path) in str(caught.value) and SECRET not in str(caught.value)
 
+    def test_a_file_that_never_ends(self) -> None:
+        with pytest.raises(UsageError, match="is larger than the 16384 bytes"):
+            open_store("http://h/a", {"token_file": "/dev/zero"})
+
     def test_a_file_that_cannot_be_read(self, tmp_path: Path) -> None:
         for path in (tmp_path / "nothing", tmp_path, "a\0b"):
             with pytest.raises(LocalError, match="the token in it cannot be read"):
