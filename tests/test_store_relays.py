@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from email.message import Message
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -367,7 +367,7 @@ class TestOptions:
             assert SECRET not in str(caught.value)
 
     @pytest.mark.parametrize(("kind", "header"), [("receiver", "dcr-receiver"), ("relay", "dcr-relay")])
-    def test_who_asks(self, relay: StandIn, kind: str, header: str) -> None:
+    def test_who_asks(self, relay: StandIn, kind: Literal["receiver", "relay"], header: str) -> None:
         """All requests say so, but to the server itself alone."""
         with stand_in() as other:
             other.put("a", b"1")
