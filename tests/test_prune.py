@@ -655,7 +655,7 @@ def kill_everywhere(objects: Objects, head: int, leases: Sequence[int], terms: d
     """Prune, killed at each call of the store in turn and then done again: one end, and a way at every moment."""
     prune_module = import_module("dcr_cli.store.opening")
     backends: list[Objects] = []
-    prune_module._backend, kept = lambda location, options: backends[-1], prune_module._backend  # type: ignore[attr-defined]
+    prune_module._backend, kept = lambda *asked: backends[-1], prune_module._backend  # type: ignore[attr-defined]
     try:
         backends.append(objects.copy())
         prune("memory://x", **terms)  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from email.message import Message
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -353,6 +353,10 @@ class TestOptions:
             open_store("http://h/a", {"token_file": str(path)})
         assert str(path) in str(caught.value) and SECRET not in str(caught.value)
 
+    def test_a_file_that_never_ends(self) -> None:
+        with pytest.raises(UsageError, match="is larger than the 16384 bytes"):
+            open_store("http://h/a", {"token_file": "/dev/zero"})
+
     def test_a_file_that_cannot_be_read(self, tmp_path: Path) -> None:
         for path in (tmp_path / "nothing", tmp_path, "a\0b"):
             with pytest.raises(LocalError, match="the token in it cannot be read"):
@@ -363,7 +367,7 @@ class TestOptions:
             assert SECRET not in str(caught.value)
 
     @pytest.mark.parametrize(("kind", "header"), [("receiver", "dcr-receiver"), ("relay", "dcr-relay")])
-    def test_who_asks(self, relay: StandIn, kind: str, header: str) -> None:
+    def test_who_asks(self, relay: StandIn, kind: Literal["receiver", "relay"], header: str) -> None:
         """All requests say so, but to the server itself alone."""
         with stand_in() as other:
             other.put("a", b"1")

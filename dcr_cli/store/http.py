@@ -120,7 +120,7 @@ class HttpBackend:
             raise ConflictError(
                 f"{self._shown.rstrip('/')}/{key}",
                 "is there already with other bytes, and what is there does not change",
-                hint="give up the version that is being made, and make it anew",
+                hint="another publisher may have put it; dcr status tells which version is being made",
             )
         self._check_put(answer)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 from urllib.parse import quote
 
 from dcr_cli.errors import LocalError, UsageError, hint_of
@@ -22,9 +22,9 @@ _CALLERS = {"receiver": "Dcr-Receiver", "relay": "Dcr-Relay"}
 
 
 class Caller(NamedTuple):
-    """Who asks, for what a relay tells of its children (FORMAT 15.4): `kind` is "receiver" or "relay"."""
+    """Who asks, for what a relay tells of its children (FORMAT 15.4)."""
 
-    kind: str
+    kind: Literal["receiver", "relay"]
     name: str
 
 
@@ -50,7 +50,8 @@ def headers_of(location: Location, options: Mapping[str, object], caller: Caller
     # What was not there, or was another object, a moment ago may be there now: a cache on the way is to ask, too.
     headers = {"Accept-Encoding": "identity", "Cache-Control": "no-cache", "User-Agent": "dcr"}
     if caller is not None:
-        headers[_CALLERS[caller.kind]] = caller.name
+        kind, name = caller
+        headers[_CALLERS[kind]] = name
     given = options.get("headers", {})
     if isinstance(given, str):
         name, colon, value = given.partition(":")
