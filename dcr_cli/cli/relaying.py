@@ -64,7 +64,7 @@ def relay(
     storage_option: StorageOption = None,
     limit_rate: LimitRate = None,
 ) -> int:
-    """Hand UPSTREAM on to many: each object is fetched once, and forwarded while it comes. Runs until it is stopped."""
+    """Hand a remote on to many who are near, as a web server. Each object is fetched once, and forwarded meanwhile."""
     host, port = _listen_of(listen)
     read_token = _token_of(read_token_file, os.environ, "read")
     write_token = _token_of(write_token_file, os.environ, "write")
@@ -72,6 +72,8 @@ def relay(
         facts = f"{listen} can be reached from other hosts, and reading needs no token"
         hint = "--read-token-file FILE, best with --tls-cert; or --insecure, where anybody may read"
         raise UsageError("--listen", facts, hint=hint)
+    if most_connections < 1:
+        raise UsageError("--max-connections", f"one or more expected, found {most_connections}")
     if tls_key is not None and tls_cert is None:
         raise UsageError("--tls-key", "needs --tls-cert", hint="dcr relay --help")
     try:

@@ -17,7 +17,7 @@ from dcr_cli.arguments import check_apart
 from dcr_cli.delta.line import COMMIT_LIMIT
 from dcr_cli.errors import DamagedError, DcrError, LocalError, TransportError, WrongBaseError
 from dcr_cli.relay.answering import Answering
-from dcr_cli.relay.children import RELAY, Children
+from dcr_cli.relay.children import Children
 from dcr_cli.relay.kinds import named
 from dcr_cli.relay.library import Library, label_of
 from dcr_cli.relay.news import News
@@ -28,7 +28,7 @@ from dcr_cli.relay.signals import signals_awaited
 from dcr_cli.relay.spool import Spool
 from dcr_cli.relay.telling import Account
 from dcr_cli.relay.watching import Watch
-from dcr_cli.remote.history import decode_history
+from dcr_cli.remote.history import check_can_begin, decode_history
 from dcr_cli.remote.keys import HISTORY_KEY
 from dcr_cli.stopping import Stopped
 from dcr_cli.store.http_headers import Caller
@@ -80,8 +80,9 @@ def relay(
 ) -> None:
     """Hand on what is at the first of `parents` that answers, as `serve` does, until a signal ends it: raises Stopped.
 
-    `storage_options` are those of the parents that are of the same protocol as the first one. UsageError where one
-    cannot be understood.
+    `storage_options` are those of the parents that are of the same protocol as the first one. A folder that is not
+    there yet is made by the first push. UsageError where an address or option cannot be understood, NotFoundError for a
+    folder in one that is not there.
     """
     check_apart({"spool": setting.spool, **{f"parent {parent}": folder_of(parent) for parent in parents}})
     patience = Patience(deadline_seconds=_PATIENT_SECONDS if len(parents) == 1 else _IMPATIENT_SECONDS)
@@ -93,11 +94,13 @@ def relay(
                     options_for(parent, parents[0], storage_options or {}),
                     patience=patience,
                     limit_bytes_per_second=limit_bytes_per_second,
-                    caller=Caller(RELAY, setting.name),
+                    caller=Caller("relay", setting.name),
                 )
             )
             for parent in parents
         ]
+        for store in stores:
+            check_can_begin(store)
         number = serve(stores, setting, started=started, log=log)
     raise Stopped(number)
 
