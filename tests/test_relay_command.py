@@ -53,7 +53,7 @@ class TestRunning:
             # Of absence it says nothing more.
             assert waiting.getresponse().status == 503
             out, err = process.communicate(timeout=60)
-            assert process.returncode == 143 and out == ""
+            assert process.returncode == 143 and json.loads(out)["error"]["class"] == "Stopped"
         lines = [line for line in err.splitlines() if not line.startswith(("dcr: ", "hint: "))]
         logged = [json.loads(line) for line in lines]
         assert sorted((line["method"], line["status"]) for line in logged if line["path"] != "/status") == [

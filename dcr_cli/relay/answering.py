@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import traceback
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from email.utils import formatdate
@@ -39,9 +40,13 @@ from dcr_cli.remote.listing import list_if_allowed
 from dcr_cli.store.backend import Entry, Status
 
 _IMMUTABLE = "max-age=31536000, immutable"
+_PLAIN = {"Cache-Control": "no-store", "Server": "dcr"}
 _RETRY_SECONDS = 2
-# What is put has to come on within that time.
-_STALLED_SECONDS = 60.0
+# What is put has to come on within that time, and all of it at this rate.
+_STALLED_SECONDS, _LEAST_BYTES_PER_SECOND = 60.0, 16 << 10
+# What the log says of an answer whose child has gone, and of one that was cut.
+_GONE, _CUT = 499, 599
+_METHODS = frozenset(("GET", "HEAD", "PUT"))
 _STATUS = "status/"
 
 
@@ -72,20 +77,21 @@ class Answering:
         address = request.remote or ""
         child = self.children.seen(request.headers.get(RELAY_HEADER), request.headers.get(RECEIVER_HEADER), address)
         before = child.sent_bytes
-        status = 499
+        status, trace = _GONE, None
         try:
             response = await self._answer(request, child)
             status = response.status
         except CutError:
             # The head has gone out with a length that is never reached.
-            status = 599
-            if request.transport is not None:
-                request.transport.abort()
-            response = web.Response(status=HTTPStatus.INTERNAL_SERVER_ERROR)
+            status, response = _CUT, _cut(request)
+        except Exception:
+            # A bug. What has begun is not taken for whole, and who looks after the relay reads of it.
+            status, trace = HTTPStatus.INTERNAL_SERVER_ERROR, traceback.format_exc()
+            response = _cut(request)
         finally:
-            self.account.requests[request.method[:16], status] += 1
+            self.account.requests[_known(request.method), status] += 1
             sent, seconds = child.sent_bytes - before, loop.time() - begun
-            access = Access(request.method, request.path, status, sent, seconds, child.name, address)
+            access = Access(request.method, request.path, status, sent, seconds, child.name, address, trace)
             self.log(access.line())
         return response
 
@@ -102,7 +108,7 @@ class Answering:
         except ForbiddenError:
             words, headers = "the parents do not let this relay", {}
             status = HTTPStatus.FORBIDDEN if request.method == "PUT" else HTTPStatus.BAD_GATEWAY
-        response = web.Response(status=status, text=f"{words}\n", headers={"Cache-Control": "no-store", **headers})
+        response = web.Response(status=status, text=f"{words}\n", headers={**_PLAIN, **headers})
         if request.method == "PUT" and not request.content.at_eof():
             # What else comes of it is of no use.
             response.force_close()
@@ -115,7 +121,7 @@ class Answering:
         right = self.rights.of(request.headers.get("Authorization"))
         if right is Right.NOTHING:
             raise _RefusedError(HTTPStatus.UNAUTHORIZED, "a token is needed", WWW_Authenticate='Bearer realm="dcr"')
-        if request.method not in ("GET", "HEAD", "PUT"):
+        if request.method not in _METHODS:
             raise _RefusedError(HTTPStatus.METHOD_NOT_ALLOWED, "not here", Allow="GET, HEAD, PUT")
         if key == "status":
             return self._text(request, json.dumps(self.account.status()) + "\n", "application/json")
@@ -141,12 +147,12 @@ class Answering:
     def _health(self) -> web.Response:
         fault = self.account.fault
         status = HTTPStatus.OK if fault is None else HTTPStatus.SERVICE_UNAVAILABLE
-        return web.Response(status=status, text=f"{fault or 'ok'}\n", headers={"Cache-Control": "no-store"})
+        return web.Response(status=status, text=f"{fault or 'ok'}\n", headers=_PLAIN)
 
     def _text(self, request: web.BaseRequest, text: str, kind: str) -> web.Response:
         if request.method == "PUT":
             raise _RefusedError(HTTPStatus.METHOD_NOT_ALLOWED, "not here", Allow="GET, HEAD")
-        return web.Response(body=text.encode(), headers={"Content-Type": kind, "Cache-Control": "no-store"})
+        return web.Response(body=text.encode(), headers={"Content-Type": kind, **_PLAIN})
 
     async def _take_status(self, request: web.BaseRequest, child: Child, name: str) -> web.Response:
         """Keep what a child relay says of itself."""
@@ -242,9 +248,9 @@ class Answering:
                 if self.account.is_ending:
                     raise UnavailableError
                 if not await self._is_here(asked):
-                    return web.Response(status=HTTPStatus.NOT_FOUND, headers={"Cache-Control": "no-store", **applied})
+                    return web.Response(status=HTTPStatus.NOT_FOUND, headers={**_PLAIN, **applied})
             if asked.kind is Kind.COMMIT:
-                return web.Response(headers={"Cache-Control": "no-store", **applied})
+                return web.Response(headers={**_PLAIN, **applied})
 
         def question(parent: Parent) -> Status | None:
             return parent.store.stat(asked.key, is_denied_absent=True)
@@ -253,8 +259,8 @@ class Answering:
         coming = self.library.coming(asked)
         size = status.size if status is not None else coming.size if applied and coming is not None else None
         if size is None:
-            return web.Response(status=HTTPStatus.NOT_FOUND, headers={"Cache-Control": "no-store", **applied})
-        headers = {"Content-Length": str(size), "Cache-Control": "no-store", **applied}
+            return web.Response(status=HTTPStatus.NOT_FOUND, headers={**_PLAIN, **applied})
+        headers = {"Content-Length": str(size), **_PLAIN, **applied}
         if status is not None and status.modified is not None:
             headers["Last-Modified"] = formatdate(status.modified, usegmt=True)
         return web.Response(headers=headers)
@@ -290,7 +296,7 @@ class Answering:
                 if (found := named(entry.key)) is not None and found.kind is Kind.ACKNOWLEDGEMENT
             ],
         }
-        headers = {"Content-Type": "application/json", "Cache-Control": "no-store"}
+        headers = {"Content-Type": "application/json", **_PLAIN}
         return web.Response(body=json.dumps(document).encode(), headers=headers)
 
     # Writing
@@ -304,7 +310,7 @@ class Answering:
         match made:
             case Put.DONE:
                 status = HTTPStatus.CREATED if is_create else HTTPStatus.NO_CONTENT
-                return web.Response(status=status, headers={"Cache-Control": "no-store"})
+                return web.Response(status=status, headers=_PLAIN)
             case Put.TAKEN if is_create:
                 raise _RefusedError(HTTPStatus.PRECONDITION_FAILED, "the key is taken")
             case Put.TAKEN:
@@ -323,7 +329,7 @@ class Answering:
             raise _RefusedError(HTTPStatus.LENGTH_REQUIRED, "how long it is has to be said")
         if size > most_bytes:
             raise _RefusedError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "no object of this key is so large")
-        return size, _hurried(request)
+        return size, _hurried(request, size)
 
     # Heads
 
@@ -346,6 +352,7 @@ class Answering:
             "Content-Type": "application/json" if is_json else "application/octet-stream",
             "Content-Length": str(span[1] - span[0]),
             "Accept-Ranges": "bytes",
+            **_PLAIN,
             "Cache-Control": cache,
             "X-Content-Type-Options": "nosniff",
         }
@@ -367,11 +374,25 @@ def _is_listed(key: str) -> bool:
     return found is not None and found.kind is Kind.ACKNOWLEDGEMENT
 
 
-async def _hurried(request: web.BaseRequest) -> AsyncIterator[bytes]:
+def _known(method: str) -> str:
+    """A method as it is counted: anybody may make up others."""
+    return method if method in _METHODS else "other"
+
+
+def _cut(request: web.BaseRequest) -> web.Response:
+    """End the connection of a request; what is returned is sent nowhere."""
+    if request.transport is not None:
+        request.transport.abort()
+    return web.Response(status=HTTPStatus.INTERNAL_SERVER_ERROR, headers=_PLAIN)
+
+
+async def _hurried(request: web.BaseRequest, size: int) -> AsyncIterator[bytes]:
     """What is put, as it comes; nothing more where it does not come on."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + _STALLED_SECONDS + size / _LEAST_BYTES_PER_SECOND
     while True:
         try:
-            async with asyncio.timeout(_STALLED_SECONDS):
+            async with asyncio.timeout(min(_STALLED_SECONDS, end - loop.time())):
                 part = await request.content.readany()
         except (TimeoutError, web.RequestPayloadError, ConnectionError):
             return

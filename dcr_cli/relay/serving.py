@@ -6,6 +6,7 @@ What is answered is answering.py's matter.
 from __future__ import annotations
 
 import asyncio
+import logging
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -47,6 +48,7 @@ class _Server(web.Server):
             max_headers=_MOST_FIELDS,
             auto_decompress=False,
             access_log=None,
+            logger=_silent(),
         )
         self._most_connections = most_connections
 
@@ -54,6 +56,14 @@ class _Server(web.Server):
         super().connection_made(handler, transport)
         if len(self.connections) > self._most_connections:
             transport.abort()
+
+
+def _silent() -> logging.Logger:
+    """What aiohttp is to log to: that requests are none, with what they are, is of no use to anybody."""
+    logger = logging.getLogger("dcr.relay")
+    logger.addHandler(logging.NullHandler())
+    logger.propagate = False
+    return logger
 
 
 @asynccontextmanager

@@ -116,9 +116,10 @@ class Access:
     seconds: float
     child: str
     address: str
+    trace: str | None = None
 
     def line(self) -> str:
-        """A line of JSON."""
+        """A line of JSON; with where a bug showed itself, if one did."""
         members = {
             "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
             "method": self.method,
@@ -129,6 +130,8 @@ class Access:
             "child": self.child,
             "address": self.address,
         }
+        if self.trace is not None:
+            members["trace"] = self.trace
         return json.dumps(members) + "\n"
 
 
