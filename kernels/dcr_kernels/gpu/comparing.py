@@ -1,4 +1,4 @@
-"""Two sides of a piece compared on the device that they lie on: launches, memory there, results brought to the host.
+"""Two sides of a piece compared on the device that they lie on: launches, and memory there.
 
 What the kernels do is documented where they are; what the results mean, in reference.py.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise
 
 import numpy as np
 import torch
@@ -16,7 +15,7 @@ import triton
 from dcr_kernels.gpu.compacting import compact, gather
 from dcr_kernels.gpu.elements import BLOCK_BYTES, OPTIONS, SIGNED, TILE_BYTES, check_elements, on_device_of, tile_warps
 from dcr_kernels.gpu.measuring import measure, settle
-from dcr_kernels.reference import CLASSES, ROW_BYTES, Comparison, Ranking, draft, unit_keys
+from dcr_kernels.reference import CLASSES, ROW_BYTES, unit_keys
 
 _TILES = BLOCK_BYTES // TILE_BYTES
 # So many elements of a piece say where its exponents mostly end.
@@ -51,26 +50,7 @@ class Compared:
     positions: torch.Tensor
     old: torch.Tensor
     new: torch.Tensor
-    exponent: tuple[int, int] | None
     ranking: Ranks | None
-
-    def comparisons(self) -> list[Comparison]:
-        """Bring it to the host, as what `compare` of the reference says of each block."""
-        starts = self.starts.tolist()
-        digests, growths = self.digests.cpu().numpy(), self.growths.cpu().numpy()
-        positions, old, new = (found.cpu().numpy() for found in (self.positions, self.old, self.new))
-        ranking = self.ranking
-        if ranking is not None:
-            tops, members, ranks = ranking.tops.tolist(), ranking.members.cpu().numpy(), ranking.ranks.cpu().numpy()
-        compared = []
-        for block, (begin, end) in enumerate(pairwise(starts)):
-            drafted = None
-            if ranking is not None and self.exponent is not None and begin < end:
-                known = Ranking(tops[block], members[block], ranks[begin:end])
-                drafted = draft(known, old[begin:end], new[begin:end], self.exponent)
-            changes = positions[begin:end], old[begin:end], new[begin:end]
-            compared.append(Comparison(digests[block], growths[block], *changes, drafted))
-        return compared
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +85,7 @@ def compare(base: torch.Tensor, target: torch.Tensor, offset: int, exponent: tup
     digests = measured.digests.view(torch.uint32)
     positions, old, new, ranking = _find_changes(sides, measured, exponent)
     found = positions.view(torch.uint32), old.view(base.dtype), new.view(base.dtype)
-    return Compared(digests[0], digests[1], starts, *found, exponent, ranking)
+    return Compared(digests[0], digests[1], starts, *found, ranking)
 
 
 def _measure(base: torch.Tensor, target: torch.Tensor | None, offset: int, field: tuple[int, int]) -> _Measured:
