@@ -1,22 +1,28 @@
 """What has to hold of any device: a delta that is made by way of it is byte for byte that of the CPU.
 
-Every run of blocks goes there, however short; whatever it has to do, the device is asked for by name.
+Every run of blocks goes there, however short.
 """
 
 from __future__ import annotations
 
+import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load_file
 
 import dcr_cli
 from dcr_cli.delta import device_scan
 from dcr_cli.device import finding
 from kernel_cases import BLOCK_BYTES, Spec, pair
 from receivers import tree
-from strategies import TensorData, Tensors, write_checkpoint
+from strategies import TensorData, Tensors, raw_file, write_checkpoint
 
 SPECS = {
     "BF16": Spec(2, 8, 7),
@@ -45,8 +51,17 @@ def write_pair(root: Path, tensors: dict[str, tuple[TensorData, TensorData]], **
     return base, write_checkpoint(root / "target", new | dict(target.get("more", {})), shards=2)
 
 
+def tensors_of(checkpoint: Path, device: str) -> dict[str, torch.Tensor]:
+    """The tensors of a checkpoint, on a device."""
+    return {
+        name: tensor.to(device)
+        for shard in sorted(checkpoint.glob("*.safetensors"))
+        for name, tensor in load_file(shard).items()
+    }
+
+
 class DeviceDeltas:
-    """The tests; `lanes`, a device, is a fixture of the modules that have one."""
+    """The tests; `lanes`, a device, is a fixture of the modules that have one, and `memory` its name in torch."""
 
     @pytest.fixture(autouse=True)
     def device(self, lanes: Any, monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
@@ -140,3 +155,96 @@ class DeviceDeltas:
         assert result.device not in (None, "cpu") and device[2] and device[4]
         dcr_cli.pull(remote, tmp_path / "receiver")
         assert tree(tmp_path / "receiver") == tree(target)
+
+    # Tensors that are there already
+
+    @pytest.mark.parametrize("encoding", ENCODINGS)
+    def test_tensors_where_they_lie(self, tmp_path: Path, device: Counter[int], memory: str, encoding: str) -> None:
+        """Wherever they lie, the delta is the same: that between checkpoints which have them in one shard."""
+        pairs = {"w": sides("BF16", 5000, 0.02), "all": sides("F32", 700, 1.0), "same": sides("U8", 900, 0.0)}
+        base, target = write_pair(tmp_path, pairs | {"none": sides("F64", 0, 0.0), "one": sides("I32", 1, 1.0)})
+        old, new = (tensors_of(checkpoint, memory) for checkpoint in (base, target))
+        there = dcr_cli.diff_tensors(old, new, tmp_path / "there", encoding=encoding)
+        assert bool(device) == (encoding != "whole")
+        old, new = (tensors_of(checkpoint, "cpu") for checkpoint in (base, target))
+        mixed = dcr_cli.diff_tensors(old, tensors_of(target, memory), tmp_path / "mixed", encoding=encoding)
+        here = dcr_cli.diff_tensors(old, new, tmp_path / "here", encoding=encoding, device="cpu")
+        assert tree(tmp_path / "there") == tree(tmp_path / "mixed") == tree(tmp_path / "here")
+        for name, tensors in (("old", tensors_of(base, "cpu")), ("new", tensors_of(target, "cpu"))):
+            write_shard(tmp_path / name, tensors)
+        dcr_cli.diff(tmp_path / "old", tmp_path / "new", tmp_path / "files", encoding=encoding, device="cpu")
+        assert tree(tmp_path / "files") == tree(tmp_path / "here")
+        assert here == replace(there, output=here.output, device="cpu", account=here.account)
+        assert here.changed_elements == mixed.changed_elements and (here.tensors, here.device) == (5, "cpu")
+        dcr_cli.apply(tmp_path / "there", base)
+        assert dcr_cli.verify(base, against=target).matches
+
+    def test_a_tensor_that_lies_in_pieces(self, tmp_path: Path, device: Counter[int], memory: str) -> None:
+        old = torch.arange(600, dtype=torch.int32).reshape(20, 30).to(memory)
+        new = old + (old % 7 == 0)
+        strided = dcr_cli.diff_tensors({"a": old.T}, {"a": new.T}, tmp_path / "strided")
+        plain = dcr_cli.diff_tensors({"a": old.T.contiguous()}, {"a": new.T.contiguous()}, tmp_path / "plain")
+        assert tree(tmp_path / "strided") == tree(tmp_path / "plain")
+        assert strided.changed_elements == plain.changed_elements == 86
+
+    @pytest.mark.parametrize("encoding", ["auto", "gap", "context"])
+    @pytest.mark.parametrize("is_in_memory", [False, True])
+    def test_a_publisher(
+        self, tmp_path: Path, device: Counter[int], memory: str, encoding: str, is_in_memory: bool
+    ) -> None:
+        """Versions of tensors that lie there, against a folder and against the host's memory, are those of the CPU."""
+        tensors = {"w": sides("BF16", 3000, 0.02), "all": sides("F32", 700, 1.0), "b": sides("U8", 90, 0.5)}
+        base, target = write_pair(tmp_path, tensors | {"twin": tensors["w"]})
+        found = []
+        for name, where in (("cpu", "cpu"), ("auto", memory), ("cuda", "cpu")):
+            remote, place, device_before = tmp_path / name, tmp_path / f"baseline {name}", device.total()
+            dcr_cli.push(base, remote, baseline=place)
+            arrays = {key: flat_bytes(tensor) for key, tensor in tensors_of(base, "cpu").items()}
+            baseline: Any = arrays if is_in_memory else place
+            home = tmp_path / f"home {name}" if is_in_memory else None
+            with dcr_cli.Publisher(remote, baseline, home=home, encoding=encoding, device=name) as publisher:
+                results = []
+                for checkpoint in (target, base, target):
+                    publisher.begin()
+                    given = tensors_of(checkpoint, where)
+                    for key, tensor in given.items():
+                        publisher.add(key, tensor)
+                        tensor.zero_()
+                    results.append(publisher.commit())
+            assert (device.total() > device_before) == (name != "cpu")
+            assert [result.kind for result in results] == ["delta"] * 3 and results[0].device != "auto"
+            assert (results[0].device == "cpu") == (name == "cpu")
+            found.append([coded_blocks(remote, version) for version in (2, 3, 4)])
+            dcr_cli.pull(remote, tmp_path / f"receiver {name}")
+            assert tree(tmp_path / f"receiver {name}") == tree(target)
+            if is_in_memory:
+                assert {k: a.tobytes() for k, a in arrays.items()} == {
+                    key: flat_bytes(tensor).tobytes() for key, tensor in tensors_of(target, "cpu").items()
+                }
+        assert found[0] == found[1] == found[2] and found[0][0]
+
+
+def write_shard(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
+    """A checkpoint of one shard that has tensors in canonical order."""
+    names = {torch.bfloat16: "BF16", torch.float32: "F32", torch.float64: "F64", torch.int32: "I32", torch.uint8: "U8"}
+    header: dict[str, Any] = {}
+    data = b""
+    for name, tensor in sorted(tensors.items()):
+        own = flat_bytes(tensor).tobytes()
+        offsets = [len(data), len(data) + len(own)]
+        header[name] = {"dtype": names[tensor.dtype], "shape": list(tensor.shape), "data_offsets": offsets}
+        data += own
+    folder.mkdir()
+    text = json.dumps(header, separators=(",", ":"))
+    (folder / "model.safetensors").write_bytes(raw_file(text + " " * (-len(text) % 8), data))
+
+
+def flat_bytes(tensor: torch.Tensor) -> NDArray[np.uint8]:
+    """The bytes of a tensor, in memory of their own."""
+    return np.array(tensor.reshape(-1).view(torch.uint8).numpy())
+
+
+def coded_blocks(remote: Path, version: int) -> list[bytes]:
+    """What the payloads of a version hold but for their headers, which name the history."""
+    payloads = [path.read_bytes() for path in sorted(remote.glob(f"versions/{version:010}-*/payloads/*"))]
+    return [data[8 + int.from_bytes(data[:8], "little") :] for data in payloads]

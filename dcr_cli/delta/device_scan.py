@@ -90,11 +90,11 @@ def scanning(
     """What scans in so many threads, on a device if there is one, and how much of it at once."""
     if lanes is None:
         return scanner, pace_of(jobs)
-    from dcr_cli.device.comparing import PIECE_BYTES, Device
+    from dcr_cli.device.comparing import Device
 
     device = Device(lanes, stages, slots=jobs)
     # A task has at most a block less one byte more than is asked for. While each slot is at one, others are drafted.
-    return DeviceScanner(device, scanner, allowed), Pace(PIECE_BYTES - BLOCK_BYTES, 2 * device.slots)
+    return DeviceScanner(device, scanner, allowed), Pace(device.piece_bytes - BLOCK_BYTES, 2 * device.slots)
 
 
 def runs_of(parts: Sequence[Part]) -> Iterator[list[Part]]:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 import dcr_kernels as kernels
 from dcr_cli.device.lanes import Lanes
 from dcr_cli.stages import Stages
-from dcr_kernels.gpu import Compared, Ranks, compare
+from dcr_kernels.gpu import Compared, Ranks, compare, digest
 
 # No piece has sides of more bytes: then a copy takes a few milliseconds, against some 0.2 of launches and waits.
 PIECE_BYTES = 64 << 20
@@ -50,12 +50,18 @@ class Piece:
 
 
 class _Slot:
-    """Room for one piece: both sides on either end of the way, and what comes back."""
+    """Room for one piece: for what comes back, and for each side that is read, on either end of the way."""
 
     def __init__(self, lanes: Lanes) -> None:
-        self.host = tuple(lanes.host_memory(PIECE_BYTES) for _ in range(2))
-        self.there = tuple(lanes.device_memory(PIECE_BYTES) for _ in range(2))
+        self._lanes = lanes
+        self._rooms: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self.back = lanes.host_memory(_BACK_BYTES)
+
+    def rooms(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Room for a side on the host and on the device, made when it is first needed."""
+        if number not in self._rooms:
+            self._rooms[number] = self._lanes.host_memory(PIECE_BYTES), self._lanes.device_memory(PIECE_BYTES)
+        return self._rooms[number]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +80,7 @@ class Device:
 
     def __init__(self, lanes: Lanes, stages: Stages, *, slots: int) -> None:
         self.lanes = lanes
+        self.piece_bytes = PIECE_BYTES
         self.slots = min(slots, MOST_SLOTS)
         self._stages = stages
         self._turn = threading.Semaphore(self.slots)
@@ -94,6 +101,16 @@ class Device:
             summary = self._summary(slot, found)
             yield from self._blocks(slot, piece, found, summary)
 
+    def digest(self, data: torch.Tensor, width: int) -> NDArray[np.uint32]:
+        """The digest of all bytes of a tensor that lies on the device."""
+        found, _ = self.lanes.compute.run(lambda: digest(data.view(_ELEMENTS[width])).cpu())
+        return found.numpy()
+
+    def fetch(self, data: torch.Tensor) -> NDArray[np.uint8]:
+        """Bytes that lie on the device, in memory of the host's own."""
+        found, _ = self.lanes.back.run(lambda: torch.empty_like(data, device="cpu").copy_(data))
+        return found.numpy()
+
     @contextmanager
     def _slot(self) -> Iterator[_Slot]:
         """A slot that is free, made when it is first needed."""
@@ -108,7 +125,7 @@ class Device:
         """One side on the device, as elements."""
         if isinstance(side, torch.Tensor):
             return side.view(_ELEMENTS[piece.width])
-        host, there = slot.host[number][: piece.bytes], slot.there[number][: piece.bytes]
+        host, there = (room[: piece.bytes] for room in slot.rooms(number))
         with self._stages.timed("read", piece.bytes):
             side(host.numpy())
         _, seconds = self.lanes.up.run(lambda: there.copy_(host, non_blocking=True))

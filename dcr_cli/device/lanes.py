@@ -45,6 +45,12 @@ class Lanes:
     back: Lane
     is_pinned: bool
 
+    def settle(self) -> None:
+        """Wait for what the caller has had the device begin, in the stream that is his, before another reads of it."""
+        if self.device.type == "cuda":
+            with _failing(self.name):
+                torch.cuda.current_stream(self.device).synchronize()
+
     def host_memory(self, count_bytes: int) -> torch.Tensor:
         """Memory of the host that copies to and from the device do not have to stage."""
         with _failing(self.name):
