@@ -50,10 +50,13 @@ class DeviceScanner:
             if offset is None:
                 others += run
                 continue
-            found += self._scanner.scan_all(others)
+            found += self._scan_others(others)
             others = []
             found += self._scan_run(run, offset)
-        return found + self._scanner.scan_all(others)
+        return found + self._scan_others(others)
+
+    def _scan_others(self, parts: Sequence[Part]) -> list[Scanned]:
+        return self._scanner.scan_all(parts) if parts else []
 
     def load(self, part: Part) -> tuple[Elements, Elements]:
         """Both sides of a part again, in memory of their own."""
