@@ -102,7 +102,7 @@ def check_comparison(lanes: Lanes, base: torch.Tensor, target: torch.Tensor) -> 
     """BenchError unless the device finds in each block of a piece what the CPU finds."""
     size = BLOCK_BYTES // 2
     old, new = base.cpu().numpy(), target.cpu().numpy()
-    piece = Piece(2, len(old), 0, EXPONENT)
+    piece = Piece(2, (gpu.Run(len(old), 0),), EXPONENT)
     found = Device(lanes, Stages(), slots=1).compare(piece, base, target)
     for number, block in enumerate(found):
         here = slice(number * size, (number + 1) * size)

@@ -70,6 +70,7 @@ class DeviceDeltas:
 
         monkeypatch.setattr(finding, "find", lambda index: lanes)
         monkeypatch.setattr(device_scan, "RUN_BYTES", 1)
+        monkeypatch.setattr(device_scan, "LEAST_BYTES", 1)
         pieces: Counter[int] = Counter()
         compare = comparing.Device.compare
 
@@ -106,7 +107,7 @@ class DeviceDeltas:
         }
         base, target = write_pair(tmp_path, tensors)
         result = self.check(base, target, tmp_path, jobs=jobs)
-        assert device == {2: 2, 4: 1}
+        assert device == {2: 1, 4: 1}
         names = [stage.name for stage in result.account.stages]
         assert {"read", "copy there", "compare", "copy back", "draft", "code", "write"} <= set(names)
         compared = next(stage for stage in result.account.stages if stage.name == "compare")
@@ -186,6 +187,23 @@ class DeviceDeltas:
         plain = dcr_cli.diff_tensors({"a": old.T.contiguous()}, {"a": new.T.contiguous()}, tmp_path / "plain")
         assert tree(tmp_path / "strided") == tree(tmp_path / "plain")
         assert strided.changed_elements == plain.changed_elements == 86
+
+    def test_tensors_that_are_longer_than_a_piece(
+        self, tmp_path: Path, device: Counter[int], memory: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Of the block in the second one all is kept, as much of it changed."""
+        from dcr_cli.device import comparing
+
+        monkeypatch.setattr(comparing, "PIECE_BYTES", 2 * BLOCK_BYTES)
+        n = BLOCK_BYTES // 8
+        old, new = pair(SPECS["F64"], n + 9, 0.01)
+        new[n:] = old[n:] ^ np.uint64(3 << 40)
+        before, after = ({"a": torch.from_numpy(side.view(np.float64)).to(memory)} for side in (old, new))
+        there = dcr_cli.diff_tensors(before, after, tmp_path / "there", encoding="gap")
+        before, after = ({"a": side["a"].cpu()} for side in (before, after))
+        here = dcr_cli.diff_tensors(before, after, tmp_path / "here", encoding="gap", device="cpu")
+        assert device[8] == 2 and there.changed_elements == here.changed_elements
+        assert tree(tmp_path / "there") == tree(tmp_path / "here")
 
     @pytest.mark.parametrize("encoding", ["auto", "gap", "context"])
     @pytest.mark.parametrize("is_in_memory", [False, True])

@@ -154,6 +154,30 @@ class GpuKernels:
         assert found.positions.tolist() == [0, 1, 3, 4]
         self.check(gpu, device, (base, target), 0, BF16)
 
+    @pytest.mark.parametrize("width", [1, 8])
+    def test_pieces_at_once(self, gpu: Any, device: str, width: int) -> None:
+        """What lies between them is garbage, and changes nothing."""
+        spec, size = OF_WIDTH[width], BLOCK_BYTES // width
+        exponent = spec.exponent_bits, spec.exponent_shift
+        lengths = (8192 // width + 1, 0, 70)
+        pairs = [pair(spec, n, rate, n) for n, rate in zip(lengths, (0.02, 0.0, 1.0), strict=True)]
+        runs = [gpu.Run(n, 8192 * number + 24) for number, n in enumerate(lengths)]
+        rng = np.random.default_rng(1)
+        whole = [rng.integers(0, 256, BLOCK_BYTES + 70 * width).astype(np.uint8).view(spec.dtype) for _ in range(2)]
+        begin = 0
+        for sides in pairs:
+            for side, each in zip(whole, sides, strict=True):
+                side[begin : begin + len(each)] = each
+            begin += size if len(sides[0]) else 0
+        tensors = (torch.from_numpy(side).to(device) for side in whole)
+        found = comparisons(gpu.compare_runs(*tensors, runs, exponent), exponent)
+        expected = [
+            reference.compare(*sides, run.offset, exponent)
+            for sides, run in zip(pairs, runs, strict=True)
+            if run.elements
+        ]
+        assert [exact(each) for each in found] == [exact(each) for each in expected]
+
     def test_no_ranks_unless_asked(self, gpu: Any, device: str) -> None:
         base, target = pair(BF16, 100, 0.5)
         found = gpu.compare(torch.from_numpy(base).to(device), torch.from_numpy(target).to(device), 0)
@@ -214,6 +238,13 @@ class GpuKernels:
         for offset in (-2, 1, 2**62 + 2):
             with pytest.raises(ValueError, match="no offset"):
                 gpu.digest(two, offset)
+        for runs, message in (
+            ([gpu.Run(3, 0)], "runs of 3 elements, and there are 2"),
+            ([gpu.Run(1, 0), gpu.Run(1, 0)], "runs of 262145 elements, and there are 2"),
+            ([gpu.Run(0, 0), gpu.Run(1, 8190)], "offsets not equally far into a row: 0 and 8190"),
+        ):
+            with pytest.raises(ValueError, match=message):
+                gpu.compare_runs(two, two, runs)
         with pytest.raises(ValueError, match="no exponent field"):
             gpu.compare(two, two, 0, (8, 9))
         positions = torch.zeros(1, dtype=torch.uint32, device=device)

@@ -35,6 +35,7 @@ def lanes(monkeypatch: pytest.MonkeyPatch) -> Any:
     object.__setattr__(lanes, "name", "cuda:0")
     monkeypatch.setattr(finding, "find", lambda index: lanes)
     monkeypatch.setattr(device_scan, "RUN_BYTES", 1)
+    monkeypatch.setattr(device_scan, "LEAST_BYTES", 1)
     return lanes
 
 

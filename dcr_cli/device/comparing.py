@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 import dcr_kernels as kernels
 from dcr_cli.device.lanes import Lanes
 from dcr_cli.stages import Stages
-from dcr_kernels.gpu import Compared, Ranks, compare, digest
+from dcr_kernels.gpu import Compared, Ranks, Run, compare_runs, digest
 
 # No piece has sides of more bytes: then a copy takes a few milliseconds, against some 0.2 of launches and waits.
 PIECE_BYTES = 64 << 20
@@ -28,25 +28,35 @@ PIECE_BYTES = 64 << 20
 MOST_SLOTS = 4
 # What comes back does so in parts of this size; all changes of a block fit, of any width.
 _BACK_BYTES = 16 << 20
+BLOCK_BYTES = 1 << 19
 _ELEMENTS = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32, 8: torch.uint64}
 
-# Fills an array of bytes, or is one on the device already.
+# Fills an array of bytes with its runs, or is one on the device already.
 Side = Callable[[NDArray[np.uint8]], None] | torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Elements of a tensor, the first at byte `offset` of it; `exponent` is given if changes are to be ranked."""
+    """Elements of one width that are compared at once, `exponent` being given if changes are to be ranked: runs, each
+    of which begins a block."""
 
     width: int
-    elements: int
-    offset: int
+    runs: tuple[Run, ...]
     exponent: tuple[int, int] | None
 
     @property
     def bytes(self) -> int:
         """Bytes of one side."""
-        return self.width * self.elements
+        return sum(self.width * run.elements for run in self.runs)
+
+    @property
+    def ends(self) -> list[int]:
+        """At which byte each run ends, the first one having begun at 0, and others where blocks after it do."""
+        begin, ends = 0, []
+        for run in self.runs:
+            ends.append(begin + self.width * run.elements)
+            begin = -(-ends[-1] // BLOCK_BYTES) * BLOCK_BYTES
+        return ends
 
 
 class _Slot:
@@ -90,13 +100,13 @@ class Device:
         """What changes in each block of a piece, in order, with drafts if changes are ranked.
 
         A side that is read is so before the first is given; one that lies on the device must not change until then.
-        LocalError if the device fails.
+        Both are as long as the end of the last run. LocalError if the device fails.
         """
-        if piece.bytes > PIECE_BYTES:
-            raise ValueError(f"a piece of {piece.bytes} bytes, more than {PIECE_BYTES}")
+        if piece.ends[-1] > PIECE_BYTES:
+            raise ValueError(f"a piece of {piece.ends[-1]} bytes, more than {PIECE_BYTES}")
         with self._slot() as slot:
             old, new = (self._bring(slot, number, piece, side) for number, side in enumerate((base, target)))
-            found, seconds = self.lanes.compute.run(lambda: compare(old, new, piece.offset, piece.exponent))
+            found, seconds = self.lanes.compute.run(lambda: compare_runs(old, new, piece.runs, piece.exponent))
             self._stages.add("compare", piece.bytes, seconds)
             summary = self._summary(slot, found)
             yield from self._blocks(slot, piece, found, summary)
@@ -125,7 +135,7 @@ class Device:
         """One side on the device, as elements."""
         if isinstance(side, torch.Tensor):
             return side.view(_ELEMENTS[piece.width])
-        host, there = (room[: piece.bytes] for room in slot.rooms(number))
+        host, there = (room[: piece.ends[-1]] for room in slot.rooms(number))
         with self._stages.timed("read", piece.bytes):
             side(host.numpy())
         _, seconds = self.lanes.up.run(lambda: there.copy_(host, non_blocking=True))

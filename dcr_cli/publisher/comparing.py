@@ -129,12 +129,13 @@ class Comparer:
     def _compare_there(self, run: Sequence[Part], taken: Taken) -> list[ComparedBlock]:
         """Blocks that follow each other, on the device."""
         from dcr_cli.device.comparing import Piece
+        from dcr_kernels.gpu import Run
 
         assert taken.device is not None
         dtype = run[0].tensor.dtype
         begin = run[0].start * dtype.width
         exponent = (dtype.exponent_bits, dtype.exponent_shift) if self._allowed.context else None
-        piece = Piece(dtype.width, sum(part.elements for part in run), begin, exponent)
+        piece = Piece(dtype.width, (Run(sum(part.elements for part in run), begin),), exponent)
         sides = self._base_side(run, taken.device), taken.side(begin, begin + piece.bytes)
         blocks = []
         for part, found in zip(run, taken.device.compare(piece, *sides), strict=True):

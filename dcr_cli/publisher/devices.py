@@ -66,18 +66,19 @@ class Devices:
     def take(self, given: Any, tensor: Tensor) -> Taken:
         """What is given for `tensor`, once what the caller had its device begin before is done.
 
-        A long tensor is compared where it lies, if that is a CUDA device, else on the one that was asked for; a short
-        one, and one that is sent whole, on the CPU. Errors as bytes_of.
+        A tensor is compared where it lies, if that is a CUDA device, else, if it is long, on the one that was asked
+        for; a tiny one, and one that is sent whole, on the CPU. Errors as bytes_of.
         """
-        is_long = tensor.bytes >= device_scan.RUN_BYTES and not is_sent_whole(tensor, self._allowed)
-        if self._wish.kind != CPU and is_long:
+        can_go = self._wish.kind != CPU and not is_sent_whole(tensor, self._allowed)
+        if can_go and tensor.bytes >= device_scan.RUN_BYTES:
             there = bytes_there(given, tensor)
             device = self._device(there[0]) if there is not None else None
             if there is not None and device is not None:
                 device.lanes.settle()
                 return Taken(there[1], device, is_there=True)
         data = bytes_of(given, tensor)
-        return Taken(data, self._device(self._wish.index) if is_long and self._wish.kind == CUDA else None)
+        is_sent = can_go and self._wish.kind == CUDA and tensor.bytes >= device_scan.LEAST_BYTES
+        return Taken(data, self._device(self._wish.index) if is_sent else None)
 
     def account(self) -> Account:
         """How tensors were compared."""
