@@ -143,7 +143,8 @@ def _blocks_of(data: torch.Tensor, runs: Sequence[Run]) -> _Blocks:
         )
         counts += [min(size, run.elements - begin) for begin in range(0, run.elements, size)]
     tiles = (len(counts) - 1) * _TILES + triton.cdiv(counts[-1] * width, TILE_BYTES) if counts else 0
-    elements, first_rows = torch.tensor([counts, rows], dtype=torch.int64).to(data.device)
+    # Tensors of their own, which begin at addresses that kernels are compiled for once.
+    elements, first_rows = (torch.tensor(each, dtype=torch.int64).to(data.device) for each in (counts, rows))
     return _Blocks(elements, first_rows, skew, tiles)
 
 
