@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from dcr_cli.apply import ApplyResult as ApplyResult, apply as apply
     from dcr_cli.commit import CommitResult as CommitResult, commit as commit
     from dcr_cli.diff import DiffResult as DiffResult, diff as diff
+    from dcr_cli.diff_tensors import TensorsDiffResult as TensorsDiffResult, diff_tensors as diff_tensors
     from dcr_cli.errors import (
         ConflictError as ConflictError,
         DamagedError as DamagedError,
@@ -66,6 +67,8 @@ __version__ = "0.1.0"
 _HOME_OF = {
     "diff": "diff",
     "DiffResult": "diff",
+    "diff_tensors": "diff_tensors",
+    "TensorsDiffResult": "diff_tensors",
     "apply": "apply",
     "ApplyResult": "apply",
     "verify": "verify",
@@ -140,6 +143,7 @@ __all__ = [
     "ShowAnchorResult",
     "ShowResult",
     "StatusResult",
+    "TensorsDiffResult",
     "TransportError",
     "UnsupportedError",
     "UsageError",
@@ -153,6 +157,7 @@ __all__ = [
     "commit",
     "compose_layouts",
     "diff",
+    "diff_tensors",
     "follow",
     "fp8_layout",
     "inspect",

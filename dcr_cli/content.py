@@ -21,7 +21,7 @@ import dcr_kernels as kernels
 from dcr_cli.checkpoint.checkpoint import Checkpoint, Reader, Tensor
 from dcr_cli.checkpoint.digest import State, TensorDigest, add, content_digest, digest_bytes, files_digest, no_digest
 from dcr_cli.delta.encoding import BLOCK_BYTES
-from dcr_cli.delta.scan import Part, parts_of, tasks_of
+from dcr_cli.delta.scan import Pace, Part, pace_of, parts_of, tasks_of
 from dcr_cli.work import threads
 
 Progress = Callable[[str, int, int], None]
@@ -46,14 +46,19 @@ class Workers:
         self.pool.shutdown(wait=True, cancel_futures=True)
 
     def results(
-        self, function: Callable[[list[Part]], list[Result]], parts: Iterator[Part], total_bytes: int
+        self,
+        function: Callable[[list[Part]], list[Result]],
+        parts: Iterator[Part],
+        total_bytes: int,
+        pace: Pace | None = None,
     ) -> Iterator[Result]:
         """Run `function` over lists of parts, a bounded number of them at a time; yield what it returns, in order."""
+        pace = pace or pace_of(self._jobs)
         done = 0
         running: deque[tuple[int, Future[list[Result]]]] = deque()
-        tasks = tasks_of(parts)
+        tasks = tasks_of(parts, pace.task_bytes)
         while True:
-            while len(running) < 2 * self._jobs and (task := next(tasks, None)) is not None:
+            while len(running) < pace.tasks and (task := next(tasks, None)) is not None:
                 running.append((task[0], self.pool.submit(function, task[1])))
             if not running:
                 return

@@ -21,6 +21,7 @@ from dcr_cli.checkpoint.digest import State, add, content_digest, digest_bytes, 
 from dcr_cli.checkpoint.parts import SIDECAR
 from dcr_cli.checkpoint.patterns import check_recorded_patterns
 from dcr_cli.delta.choice import ALLOWED, Allowed
+from dcr_cli.delta.device_scan import scanning
 from dcr_cli.delta.encoder import PieceEncoder
 from dcr_cli.delta.encoding import Encoding, LoadBlock
 from dcr_cli.delta.feed import PieceFeed, write_file
@@ -38,10 +39,13 @@ from dcr_cli.delta.scan import (
     sample,
     tasks_of,
 )
+from dcr_cli.device.finding import Found, check, choose
+from dcr_cli.device.wish import Wish, wish_of
 from dcr_cli.diff_result import Compared, DiffResult, DiffRow, summarize
 from dcr_cli.errors import UsageError
 from dcr_cli.layout.exchanged import check_places
 from dcr_cli.layout.opening import layout_given, open_any
+from dcr_cli.stages import Account, Stages
 from dcr_cli.work import threads
 
 __all__ = ["DiffResult", "DiffRow", "diff"]
@@ -61,6 +65,7 @@ def diff(
     layout: str | Path | None = None,
     base_layout: str | Path | None = None,
     functions: Sequence[str] = (),
+    device: str = "auto",
     progress: Progress | None = None,
 ) -> DiffResult:
     """Compare checkpoint `target` with checkpoint `base`; with `output`, write the delta there.
@@ -70,33 +75,48 @@ def diff(
     are parts of; the files of the target are those of the base, but for sidecars of its own. `functions`, each
     `module:function`, are those that rules of the layouts may call.
 
+    `device` says where long tensors are compared: `cpu`, `cuda`, `cuda:N`, or with `auto` on CUDA where that is there
+    and the checkpoints are large enough for it to be worth its start. The delta's bytes do not depend on it.
+
     `output` must not exist, or be an empty folder, or hold a delta that was never finished and that nobody is writing;
     it is complete when its commit.json is there. Without it, and in a dry run, the same work is done and nothing is
     written. Memory does not depend on the size of the checkpoints. Raises NotFoundError, DamagedError, ConflictError
     (a source changed while it was read, the output is taken), LocalError, UnsupportedError (a layout needs what is not
-    known here, or a function that it may not call), UsageError.
+    known here, or a function that it may not call; a device cannot be had), UsageError.
     """
     if encoding not in ALLOWED:
         raise UsageError("encoding", f"one of {', '.join(ALLOWED)} expected, found {encoding!r}")
-    workers = threads(jobs)
+    wish, workers = wish_of(device), threads(jobs)
     check_recorded_patterns(skip)
+    check(wish)
     old = open_any(base, layout=layout_given(base_layout, functions), skip=skip, what="base")
     new = open_any(target, layout=layout_given(layout, functions), like=old, skip=skip, what="target")
     check_places(new, old)
+    manner = Manner(ALLOWED[encoding], workers, wish)
     with DeltaOutput(output, outside=(old.root, new.root), dry_run=dry_run) as sink:
-        return diff_into(sink, old, new, allowed=ALLOWED[encoding], jobs=workers, progress=progress)
+        return diff_into(sink, old, new, manner, progress=progress)
+
+
+@dataclass(frozen=True, slots=True)
+class Manner:
+    """How two checkpoints are compared: for which encodings, in how many threads, on which device."""
+
+    allowed: Allowed
+    jobs: int
+    wish: Wish
 
 
 def diff_into(
-    sink: Sink, base: Checkpoint, target: Checkpoint, *, allowed: Allowed, jobs: int, progress: Progress | None = None
+    sink: Sink, base: Checkpoint, target: Checkpoint, manner: Manner, *, progress: Progress | None = None
 ) -> DiffResult:
     """Compare two opened checkpoints and write the delta into `sink`, as `diff` does."""
+    found = choose(manner.wish, work_bytes=sum(tensor.bytes for tensor in target.tensors), jobs=manner.jobs)
     with ExitStack() as stack:
         sides = _Sides(base, target, stack.enter_context(base.reader()), stack.enter_context(target.reader()))
-        pool = stack.enter_context(ThreadPoolExecutor(jobs, "dcr-diff"))
+        pool = stack.enter_context(ThreadPoolExecutor(manner.jobs, "dcr-diff"))
         stack.callback(pool.shutdown, wait=True, cancel_futures=True)
         stack.enter_context(unless_changed(sides.base_reader, sides.target_reader))
-        run = _Run(sides, sink, pool=pool, jobs=jobs, allowed=allowed)
+        run = _Run(sides, sink, manner, pool=pool, found=found)
         return run.result(progress or (lambda stage, done, total: None))
 
 
@@ -129,12 +149,14 @@ class _Row:
 class _Run:
     """One diff from its first read to its last write."""
 
-    def __init__(self, sides: _Sides, sink: Sink, *, pool: ThreadPoolExecutor, jobs: int, allowed: Allowed) -> None:
+    def __init__(self, sides: _Sides, sink: Sink, manner: Manner, *, pool: ThreadPoolExecutor, found: Found) -> None:
         self.base, self.target = sides.base, sides.target
         self.base_reader, self.target_reader = sides.base_reader, sides.target_reader
-        self.pool, self.sink, self.jobs = pool, sink, jobs
-        self.scanner = Scanner(self.base_reader, self.target_reader, allowed)
-        self.encoder = PieceEncoder(pool, sink.writer, allowed, tasks=2 * jobs)
+        self.pool, self.sink, self.found, self.stages = pool, sink, found, Stages()
+        jobs, allowed = manner.jobs, manner.allowed
+        scanner = Scanner(self.base_reader, self.target_reader, allowed, self.stages)
+        self.scanner, self.pace = scanning(found.lanes, scanner, allowed, jobs=jobs, stages=self.stages)
+        self.encoder = PieceEncoder(pool, sink.writer, allowed, tasks=2 * jobs, stages=self.stages)
         self.base_digests: dict[str, bytes] = {}
         self.rows: list[_Row] = []
 
@@ -153,7 +175,8 @@ class _Run:
         twins = frozenset(row.tensor.name for row in self.rows if row.twin is not None)
         changed = [row.changed for row in self.rows]
         found = Compared(self.base, self.target, base_state, target_state, base_files, manifest, changed, twins)
-        return summarize(found, self.sink)
+        account = Account(self.found.name, self.found.why, self.stages.all())
+        return summarize(found, self.sink, account)
 
     def _reader(self, checkpoint: Checkpoint) -> Reader:
         return self.base_reader if checkpoint is self.base else self.target_reader
@@ -207,9 +230,9 @@ class _Run:
         done = 0
         gone_digests = {tensor.name: no_digest() for tensor in gone}
         ahead: deque[tuple[int, Future[list[Scanned]]]] = deque()
-        for size, parts in tasks_of(self._all_parts(gone)):
+        for size, parts in tasks_of(self._all_parts(gone), self.pace.task_bytes):
             ahead.append((size, self.pool.submit(self.scanner.scan_all, parts)))
-            while len(ahead) > 2 * self.jobs:
+            while len(ahead) > self.pace.tasks:
                 done += self._take(ahead.popleft(), gone_digests)
                 progress("diff", done, total)
         while ahead:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dcr_cli.checkpoint.checkpoint import Checkpoint, FileDigest, Tensor
 from dcr_cli.checkpoint.digest import State
@@ -15,6 +15,7 @@ from dcr_cli.checkpoint.parts import SIDECAR
 from dcr_cli.delta.encoding import Encoding
 from dcr_cli.delta.manifest import Manifest, TensorRow
 from dcr_cli.delta.output import Sink
+from dcr_cli.stages import Account
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,8 @@ class DiffResult:
     `not_read` are tensors that the target's layout skips, which are taken to be the base's. `reshaped` are tensors of
     another shape or dtype than in the base, `files_removed` files beside the shards that the target has no more.
     `encodings` are the changed tensors of each encoding, `encoding_bytes` the bytes that their changes take in the
-    delta. `output` is where it was written or, for a dry run, would be.
+    delta. `output` is where it was written or, for a dry run, would be. `device` is where tensors were compared, `cpu`
+    or `cuda:N`, and `account` how.
     """
 
     tensors: int
@@ -66,7 +68,9 @@ class DiffResult:
     encoding_bytes: dict[str, int]
     output: str | None
     dry_run: bool
+    device: str
     rows: tuple[DiffRow, ...]
+    account: Account = field(compare=False, repr=False)
 
     @property
     def same(self) -> bool:
@@ -92,7 +96,7 @@ class Compared:
     twins: frozenset[str]
 
 
-def summarize(found: Compared, output: Sink) -> DiffResult:
+def summarize(found: Compared, output: Sink, account: Account) -> DiffResult:
     """Say what was found, and what of it was written to `output`, or would be."""
     base, target, manifest = found.base, found.target, found.manifest
     rows = [
@@ -131,7 +135,9 @@ def summarize(found: Compared, output: Sink) -> DiffResult:
         encoding_bytes=dict(encoding_bytes),
         output=output.name,
         dry_run=output.dry_run,
+        device=account.device,
         rows=tuple(sorted(rows, key=lambda row: row.name.encode())),
+        account=account,
     )
 
 

@@ -9,13 +9,15 @@ import os
 import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from dcr_cli.arguments import check_path
 from dcr_cli.checkpoint.checkpoint import open_checkpoint
+from dcr_cli.device.finding import check
+from dcr_cli.device.wish import wish_of
 from dcr_cli.errors import ConflictError, NotFoundError, UsageError, WrongBaseError
 from dcr_cli.layout.opening import layout_given
 from dcr_cli.publisher.anchors import AnchorPlan, is_anchor_due, publish_anchor
@@ -65,6 +67,10 @@ class Publisher:
     With `layout`, a file that says what shards of ranks hold, `add` takes their tensors too. `functions`, each
     `module:function`, are those that its rules may call.
 
+    Long tensors that lie on a CUDA device are compared there, where Triton is installed: the base's bytes go there, and
+    only changes leave it. `device` can be `cpu`, or a device, `cuda` or `cuda:N`, for those that lie in the host's
+    memory.
+
     With `anchor_every` a version whose anchor is so many versions old gets one, from a baseline in a folder. With
     `trusted_keys`, public keys or files with them, the versions that are followed have to be signed by one of these.
     """
@@ -86,8 +92,11 @@ class Publisher:
         publisher: str = "",
         limit_bytes_per_second: int | None = None,
         jobs: int | None = None,
+        device: str = "auto",
     ) -> None:
-        """Raises UsageError, TransportError or UnsupportedError if the remote cannot be used."""
+        """Raises UsageError, TransportError or UnsupportedError if the remote or the device cannot be used."""
+        self._wish = wish_of(device)
+        check(self._wish)
         check_anchor_every(anchor_every)
         self._layout = layout_given(layout, functions)
         self._jobs = threads(jobs)
@@ -238,7 +247,7 @@ class Publisher:
         base = self._open_base(log, baseline, head)
         stack.callback(base.close)
         sink = stack.enter_context(publication.outgoing(publication.new_sending(), self._jobs))
-        making = Making(base, sink, allowed, self._jobs)
+        making = Making(base, sink, allowed, self._jobs, self._wish)
         stack.callback(making.close)
         joining = Joining(self._layout, base.tensors) if self._layout is not None else None
         return _Version(baseline, publication, head, base, sink, making, joining, is_recovered=own is not None)
@@ -293,7 +302,9 @@ class Publisher:
         base, sink = version.base, version.sink
         subject = Subject(self._store.shown, version.head.version.history, base.what, base.tensors)
         sizes = Sizes(sink.bytes + commit_bytes, sink.sent_bytes + commit_bytes + version.anchor_bytes)
-        return push_result(subject, ending, sizes=sizes, anchor=anchor, recovered=version.is_recovered)
+        result = push_result(subject, ending, sizes=sizes, anchor=anchor, recovered=version.is_recovered)
+        account = version.making.account()
+        return replace(result, device=account.device, account=account)
 
 
 @dataclass(slots=True)

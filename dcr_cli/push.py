@@ -14,6 +14,8 @@ from pathlib import Path
 from dcr_cli.arguments import check_path
 from dcr_cli.checkpoint.patterns import check_recorded_patterns
 from dcr_cli.content import Progress
+from dcr_cli.device.finding import check
+from dcr_cli.device.wish import wish_of
 from dcr_cli.errors import UsageError
 from dcr_cli.layout.opening import layout_given, look_at
 from dcr_cli.publisher.baseline import check_places
@@ -63,6 +65,7 @@ def push(
     publisher: str = "",
     limit_bytes_per_second: int | None = None,
     jobs: int | None = None,
+    device: str = "auto",
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> PushResult:
@@ -76,14 +79,14 @@ def push(
     their own. `functions`, each `module:function`, are those that rules of the layouts may call. Nobody sees anything
     of a version before its commit, the last object that is written. A push that was stopped is gone on with by the
     next. With `wait_applied` it returns when so many receivers have acknowledged that they are at the version. With
-    `trusted_keys`, public keys or files with them, the versions that it follows have to be signed by one of these. A
-    dry run changes nothing, neither on disk nor in the remote.
+    `trusted_keys`, public keys or files with them, the versions that it follows have to be signed by one of these.
+    `device` is as for `diff`. A dry run changes nothing, neither on disk nor in the remote.
 
     Raises UsageError, NotFoundError, DamagedError, WrongBaseError (the remote holds another history, or versions
     that nobody has signed who is trusted, or there is no baseline), ConflictError (another publisher was faster,
     another push runs, the source changes or is not ready), TransportError, UnsupportedError (the remote cannot create
-    an object only once; a rule of a layout is of a kind that is not known here, or calls a function that it may not),
-    LocalError.
+    an object only once; a device cannot be had; a rule of a layout is of a kind that is not known here, or calls a
+    function that it may not), LocalError.
     """
     check_recorded_patterns(skip)
     for path, name in ((checkpoint, "checkpoint"), (base, "--base"), (baseline, "--baseline"), (layout, "--layout")):
@@ -94,6 +97,8 @@ def push(
     if wanted is not None and prepare:
         facts = "nobody can be at a version that is prepared and not committed"
         raise UsageError("--wait-applied", facts, hint="dcr commit --quorum K waits for receivers that have staged it")
+    wish = wish_of(device)
+    check(wish)
     author = Author(publisher, load_signing_key(sign_key) if sign_key is not None else None)
     check_ready(Path(checkpoint), ready)
     given = look_at(checkpoint, layout=layout_given(layout, functions), skip=skip)
@@ -107,6 +112,7 @@ def push(
         anchor_every=anchor_every,
         prepare=prepare,
         trust=trust_in(trusted_keys),
+        wish=wish,
     )
     if given.is_sharded:
         options.check_sharded()

@@ -19,6 +19,8 @@ from dcr_cli.content import Progress
 from dcr_cli.delta.choice import Allowed
 from dcr_cli.delta.commit import Commit
 from dcr_cli.delta.output import DIGESTS_NAME, MANIFEST_NAME, encode_documents
+from dcr_cli.device.finding import check
+from dcr_cli.device.wish import wish_of
 from dcr_cli.errors import WrongBaseError
 from dcr_cli.layout.opening import layout_given
 from dcr_cli.publisher.baseline import check_places
@@ -44,6 +46,7 @@ from dcr_cli.remote.log import Log
 from dcr_cli.remote.part import Attempt, encode_unchanged, unchanged_key
 from dcr_cli.remote.signing import Trust, load_signing_key, trust_in
 from dcr_cli.remote.version import Published
+from dcr_cli.stages import Account
 from dcr_cli.store.opening import open_store
 from dcr_cli.store.store import Store
 from dcr_cli.work import threads
@@ -71,6 +74,7 @@ class _Done:
     is_recovered: bool = False
     merged: Merged | None = None
     delta_bytes: int | None = None
+    account: Account | None = None
 
 
 def push_part(
@@ -97,6 +101,7 @@ def push_part(
     publisher: str = "",
     limit_bytes_per_second: int | None = None,
     jobs: int | None = None,
+    device: str = "auto",
     progress: Progress | None = None,
 ) -> PartResult:
     """Publish one of several parts of the next version of `remote`, which is the state of `checkpoint`.
@@ -107,9 +112,9 @@ def push_part(
     shared out in their order, and reads no others; what several ranks hold, one of them does. Of shards that the file
     `layout` describes it need see no others either: then the attempt has to be named, for nothing else tells one step
     from another. `base` is a checkpoint at the newest version, or shards of ranks that are, by `base_layout`, of which
-    again only some need be there if `checkpoint` is shards too. `functions` are as for push. Nothing that anyone reads
-    has changed unless the version exists; a run that was stopped, of this rank or all of them, is gone on with by the
-    same call.
+    again only some need be there if `checkpoint` is shards too. `functions` and `device` are as for push. Nothing that
+    anyone reads has changed unless the version exists; a run that was stopped, of this rank or all of them, is gone on
+    with by the same call.
 
     Raises UsageError, NotFoundError (the remote holds no version), WrongBaseError (no baseline at the newest version),
     ConflictError (not all parts came in time, another publisher was faster, the checkpoint changes), DamagedError,
@@ -120,6 +125,8 @@ def push_part(
     check_path(checkpoint, "checkpoint")
     check_places(checkpoint, remote, baseline)
     check_rank(rank)
+    wish = wish_of(device)
+    check(wish)
     author = Author(publisher, load_signing_key(sign_key) if sign_key is not None else None)
     check_ready(Path(checkpoint), ready)
     source = PartSource(checkpoint, rank, layout=layout, functions=functions, skip=skip)
@@ -134,6 +141,7 @@ def push_part(
         author=author,
         effort=Effort(threads(jobs), progress),
         trust=trust_in(trusted_keys),
+        wish=wish,
     )
     with open_store(
         remote, storage_options, is_single_writer=single_writer, limit_bytes_per_second=limit_bytes_per_second
@@ -198,11 +206,12 @@ class _Run:
         kept = read_part(self._store, attempt, number, self._trust)
         if kept is not None and can_go_on(self._store, attempt, number, kept):
             return _Done(Ended("part"), is_recovered=True)
-        making = PartMaking(self._store, attempt, number, author, self._options.effort)
+        making = PartMaking(self._store, attempt, number, author, self._options.effort, self._options.wish)
         making.make(work.base, work.target, work.shares[number], allowed, kept=kept)
+        account = making.account
         self._base.check_unmoved(attempt.previous)
         making.publish()
-        return _Done(Ended("part"), making.sent_bytes)
+        return _Done(Ended("part"), making.sent_bytes, account=account)
 
     def _wait(self, attempt: Attempt, done: _Done) -> _Done:
         """Wait for what rank 0 makes of all parts, if that was asked for, and bring a baseline of one's own to it."""
@@ -283,4 +292,6 @@ class _Run:
             uploaded_bytes=done.sent_bytes,
             recovered=done.is_recovered,
             not_read=self._source.not_read,
+            device=done.account.device if done.account is not None else None,
+            account=done.account,
         )

@@ -34,10 +34,10 @@ TARGET = GPUTarget("cuda", 90, 32)
 FIELDS = {1: (4, 3), 2: (8, 7), 4: (8, 23), 8: (11, 52)}
 # Arguments that are no elements.
 TYPES = {
-    "elements": "i64",
+    "block_elements": "*i64",
     "count": "i64",
     "skew": "i32",
-    "first_row": "i32",
+    "first_rows": "*i64",
     "keys": "*i16",
     "pivot": "*i32",
     "sums": "*i32",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -59,6 +60,24 @@ def exact(value: Any) -> Any:
     return (value.dtype.str, value.shape, value.tobytes()) if isinstance(value, np.ndarray) else value
 
 
+def comparisons(found: Any, exponent: tuple[int, int] | None) -> list[reference.Comparison]:
+    """Bring what was compared to the host, as what `compare` of the reference says of each block."""
+    starts = found.starts.tolist()
+    digests, growths = found.digests.cpu().numpy(), found.growths.cpu().numpy()
+    positions, old, new = (each.cpu().numpy() for each in (found.positions, found.old, found.new))
+    ranking = found.ranking
+    compared = []
+    for block, (begin, end) in enumerate(pairwise(starts)):
+        drafted = None
+        if ranking is not None and exponent is not None and begin < end:
+            top, members = int(ranking.tops[block]), ranking.members.cpu().numpy()[block]
+            known = reference.Ranking(top, members, ranking.ranks.cpu().numpy()[begin:end])
+            drafted = reference.draft(known, old[begin:end], new[begin:end], exponent)
+        changes = positions[begin:end], old[begin:end], new[begin:end]
+        compared.append(reference.Comparison(digests[block], growths[block], *changes, drafted))
+    return compared
+
+
 class GpuKernels:
     """The tests; a device and the kernels are fixtures of the modules that have them as their own."""
 
@@ -78,7 +97,7 @@ class GpuKernels:
         base, target = sides
         exponent = spec.exponent_bits, spec.exponent_shift
         tensors = torch.from_numpy(base.copy()).to(device), torch.from_numpy(target.copy()).to(device)
-        found = gpu.compare(*tensors, offset, exponent).comparisons()
+        found = comparisons(gpu.compare(*tensors, offset, exponent), exponent)
         size = BLOCK_BYTES // spec.width
         blocks = [slice(begin, begin + size) for begin in range(0, len(base), size)]
         assert len(found) == len(blocks)
@@ -135,11 +154,35 @@ class GpuKernels:
         assert found.positions.tolist() == [0, 1, 3, 4]
         self.check(gpu, device, (base, target), 0, BF16)
 
+    @pytest.mark.parametrize("width", [1, 8])
+    def test_pieces_at_once(self, gpu: Any, device: str, width: int) -> None:
+        """What lies between them is garbage, and changes nothing."""
+        spec, size = OF_WIDTH[width], BLOCK_BYTES // width
+        exponent = spec.exponent_bits, spec.exponent_shift
+        lengths = (8192 // width + 1, 0, 70)
+        pairs = [pair(spec, n, rate, n) for n, rate in zip(lengths, (0.02, 0.0, 1.0), strict=True)]
+        runs = [gpu.Run(n, 8192 * number + 24) for number, n in enumerate(lengths)]
+        rng = np.random.default_rng(1)
+        whole = [rng.integers(0, 256, BLOCK_BYTES + 70 * width).astype(np.uint8).view(spec.dtype) for _ in range(2)]
+        begin = 0
+        for sides in pairs:
+            for side, each in zip(whole, sides, strict=True):
+                side[begin : begin + len(each)] = each
+            begin += size if len(sides[0]) else 0
+        tensors = (torch.from_numpy(side).to(device) for side in whole)
+        found = comparisons(gpu.compare_runs(*tensors, runs, exponent), exponent)
+        expected = [
+            reference.compare(*sides, run.offset, exponent)
+            for sides, run in zip(pairs, runs, strict=True)
+            if run.elements
+        ]
+        assert [exact(each) for each in found] == [exact(each) for each in expected]
+
     def test_no_ranks_unless_asked(self, gpu: Any, device: str) -> None:
         base, target = pair(BF16, 100, 0.5)
         found = gpu.compare(torch.from_numpy(base).to(device), torch.from_numpy(target).to(device), 0)
         assert found.ranking is None
-        assert exact(found.comparisons()[0]) == exact(reference.compare(base, target, 0))
+        assert exact(comparisons(found, None)[0]) == exact(reference.compare(base, target, 0))
 
     @settings(max_examples=10)
     @given(st.data())
@@ -195,6 +238,13 @@ class GpuKernels:
         for offset in (-2, 1, 2**62 + 2):
             with pytest.raises(ValueError, match="no offset"):
                 gpu.digest(two, offset)
+        for runs, message in (
+            ([gpu.Run(3, 0)], "runs of 3 elements, and there are 2"),
+            ([gpu.Run(1, 0), gpu.Run(1, 0)], "runs of 262145 elements, and there are 2"),
+            ([gpu.Run(0, 0), gpu.Run(1, 8190)], "offsets not equally far into a row: 0 and 8190"),
+        ):
+            with pytest.raises(ValueError, match=message):
+                gpu.compare_runs(two, two, runs)
         with pytest.raises(ValueError, match="no exponent field"):
             gpu.compare(two, two, 0, (8, 9))
         positions = torch.zeros(1, dtype=torch.uint32, device=device)

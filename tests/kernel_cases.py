@@ -109,6 +109,19 @@ def draft(kernels: Any, base: Elements, target: Elements, exponent: tuple[int, i
     return stream, class_counts, magnitudes
 
 
+def ranking(base: Elements, positions: NDArray[Any], spec: Spec) -> tuple[int, Any, Any]:
+    """Return the top exponent of a block, the members of its classes, and the rank of each change in its class."""
+    exponents = (base >> spec.exponent_shift & ((1 << spec.exponent_bits) - 1)).astype(np.int64)
+    top = next(t for t in range(1 << spec.exponent_bits) if 256 * np.count_nonzero(exponents > t) <= base.size)
+    classes = np.clip(top - exponents, 0, 15)
+    ranks = np.zeros(base.size, np.uint32)
+    for index in range(16):
+        members = classes == index
+        ranks[members] = np.arange(np.count_nonzero(members))
+    members = np.bincount(classes, minlength=16 if spec.exponent_bits else 1).astype(np.uint32)
+    return top, members, ranks[positions]
+
+
 def decode(kernels: Any, block: Any, base: Elements, exponent: tuple[int, int], states: Any) -> tuple[Any, Any]:
     """Return the positions and the new bits of a context block."""
     positions, values = kernels.context_decode(block, base, 0, exponent, states)[2:]

@@ -180,3 +180,14 @@ def test_verdicts(load: Load) -> None:
     ]
     assert [row.verdict for row in rows] == ["NO", "yes", "with ease", "NO", "with ease", ""]
     assert [row.document()["met"] for row in rows] == [False, True, True, False, True, None]
+
+
+def test_a_device_that_cannot_be_had_is_said(tmp_path: Path) -> None:
+    for wish, said in (
+        ("cpu", "cuda or cuda:N expected"),
+        ("gpu", "expected, found 'gpu'"),
+        ("cuda:4096", "cuda:4096: "),
+    ):
+        done = bench("--quick", "--dir", str(tmp_path), "--device", wish)
+        assert done.returncode == 1 and said in done.stderr and "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []

@@ -23,6 +23,7 @@ from kernel_cases import (
     decode,
     draft as draft_of,
     pair,
+    ranking,
     unaligned,
     weights,
 )
@@ -110,6 +111,7 @@ def expected(spec: Spec, n: int, rate: float) -> dict[str, Any]:
         result |= {
             "states": start,
             "draft": (draft, counts, magnitudes),
+            "ranking": ranking(base, positions, spec),
             "bins": reference.magnitude_bins(counts, magnitudes),
             "section": section,
             "context": decode(reference, draft + section, base, kind(spec), start),
@@ -135,6 +137,10 @@ def check(spec: Spec, n: int, rate: float) -> None:
     start = want["states"]
     draft, counts, magnitudes = draft_of(native, base, target, kind(spec))
     assert exact((draft, counts, magnitudes)) == exact(want["draft"])
+    top, members, ranks = want["ranking"]
+    known = reference.Ranking(top, place(members), place(ranks))
+    drafted = native.draft(known, place(base[positions]), place(target[positions]), kind(spec))
+    assert exact(tuple(drafted)) == exact(want["draft"])
     assert exact(native.magnitude_bins(counts, magnitudes)) == exact(want["bins"])
     assert native.magnitude_encode(counts, magnitudes, start) == want["section"]
     decoded = decode(native, draft + want["section"], base, kind(spec), start)
@@ -323,6 +329,28 @@ def test_every_class_and_top(level: str) -> None:
                 block = want[0] + reference.magnitude_encode(*want[1:], start)
                 decoded = decode(reference, block, base, kind(spec), start)
                 assert exact(decode(native, block, base, kind(spec), start)) == exact(decoded)
+
+
+@every_level
+def test_a_draft_is_not_made_from_other_ranks(level: str) -> None:
+    """Whatever is wrong with them: both sets of kernels say the same."""
+    elements = np.arange(3, dtype=np.uint16)
+    sixteen = [3] * 16
+    for top, members, ranks, message in (
+        (0, sixteen, [0, 3, 1], "no such member of its class: at element 1"),
+        (0, sixteen, [0, 2, 2], "ranks not ascending in a class: at element 2"),
+        (0, [3], [0, 1, 2], "no members of 16 classes"),
+        (0, sixteen, [0, 1], "sizes differ"),
+        (256, sixteen, [0, 1, 2], None),
+        (-1, sixteen, [0, 1, 2], None),
+    ):
+        known = reference.Ranking(top, np.array(members, np.uint32), np.array(ranks, np.uint32))
+        for kernels in (native, reference):
+            with pytest.raises(ValueError, match=message):
+                kernels.draft(known, elements, elements + np.uint16(1), (8, 7))
+    many = reference.Ranking(0, np.full(16, 2**32 - 1, np.uint32), np.array([0, 1, 2], np.uint32))
+    with pytest.raises(ValueError, match="members of all classes"):
+        native.draft(many, elements, elements + np.uint16(1), (8, 7))
 
 
 @every_level

@@ -578,6 +578,7 @@ def test_a_draft_is_not_made_from_other_ranks() -> None:
     elements = np.arange(2, dtype=np.uint16)
     for members, ranks, message in (
         ([2] * 16, [0, 2], "no such member of its class: at element 1"),
+        ([2] * 16, [1, 1], "ranks not ascending in a class: at element 1"),
         ([2], [0, 1], "no members of 16 classes"),
         ([2] * 16, [0], "sizes differ"),
     ):

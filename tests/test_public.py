@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[1]
 FUNCTIONS = (
     "apply",
     "diff",
+    "diff_tensors",
     "follow",
     "inspect",
     "log",

@@ -9,6 +9,7 @@ import typer
 
 from dcr_cli.cli.options import (
     Checkpoint,
+    Device,
     Encoding,
     Function,
     Layout,
@@ -43,6 +44,7 @@ def diff(
     ] = None,
     base_layout: Annotated[str | None, typer.Option("--base-layout", metavar="FILE", help="The same for BASE.")] = None,
     function: Function = None,
+    device: Device = "auto",
 ) -> int:
     """Find what changed from BASE to TARGET, bit for bit. With -o it is written as a delta."""
     from dcr_cli.diff import diff as run
@@ -61,14 +63,16 @@ def diff(
             layout=path_of(layout, "--layout") if layout is not None else None,
             base_layout=path_of(base_layout, "--base-layout") if base_layout is not None else None,
             functions=function or (),
+            device=device,
             progress=progress,
         )
     session.note_idle(skip, base, target)
+    session.explain_work(result.account)
     return session.finish(
         result,
         lambda: diffs.diff_lines(result, stat=stat),
         answer=result.same or not exit_code,
-        leave_out=() if stat else ("rows",),
+        leave_out=("account",) if stat else ("account", "rows"),
     )
 
 
@@ -90,6 +94,7 @@ def apply(
         bool, typer.Option("--keep-previous", help="With --aside: keep the folder the link pointed at.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Say what would be done; change nothing.")] = False,
+    device: Device = "auto",
     skip: Skip = None,
     layout: Layout = None,
 ) -> int:
@@ -102,6 +107,7 @@ def apply(
         raise UsageError("apply", f"{' and '.join(chosen)} exclude each other", hint="dcr apply --help")
     if keep_previous and not aside:
         raise UsageError("apply", "--keep-previous needs --aside", hint="dcr apply --help")
+    session.check_device(device)
     from dcr_cli.apply import apply as run, left_by_stop, stamp_of
     from dcr_cli.report import people
 

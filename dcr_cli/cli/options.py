@@ -101,6 +101,10 @@ Layout = Annotated[
     str | None,
     typer.Option("--layout", metavar="FILE", help="The checkpoint is shards of ranks; FILE says what of it is what."),
 ]
+Device = Annotated[
+    str,
+    typer.Option("--device", metavar="auto|cpu|cuda[:N]", help="Where the work is done; the bytes are the same."),
+]
 Encoding = Literal["auto", "context", "gap", "whole"]
 
 

@@ -10,6 +10,7 @@ import typer
 
 from dcr_cli.cli.options import (
     Checkpoint,
+    Device,
     Encoding,
     Function,
     Layout,
@@ -99,6 +100,7 @@ def push(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", "-n", help="Say what would be published; send nothing.")
     ] = False,
+    device: Device = "auto",
     skip: Skip = None,
     storage_option: StorageOption = None,
     limit_rate: LimitRate = None,
@@ -136,6 +138,7 @@ def push(
             timeout_seconds=seconds_of(timeout, "--timeout"),
             ready=ready,
             settle_seconds=seconds_of(settle, "--settle") if settle is not None else 0.0,
+            device=device,
             skip=skip or (),
             single_writer=single_writer,
             storage_options=storage_options_of(storage_option),
@@ -173,11 +176,13 @@ def push(
             publisher=label,
             limit_bytes_per_second=bytes_per_second_of(limit_rate),
             jobs=session.jobs,
+            device=device,
             dry_run=dry_run,
             progress=progress,
         )
     session.note_idle(skip, checkpoint)
-    return session.finish(result, lambda: pushes.push_lines(result))
+    session.explain_work(result.account)
+    return session.finish(result, lambda: pushes.push_lines(result), leave_out=("account",))
 
 
 def _push_part(
@@ -195,7 +200,8 @@ def _push_part(
     with session.progress() as progress:
         result = run(checkpoint, remote, Rank(*place, is_launched), jobs=session.jobs, progress=progress, **options)
     session.note_idle(options["skip"], str(checkpoint))
-    return session.finish(result, lambda: pushes.part_lines(result))
+    session.explain_work(result.account)
+    return session.finish(result, lambda: pushes.part_lines(result), leave_out=("account",))
 
 
 @command

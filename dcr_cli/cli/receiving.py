@@ -10,6 +10,7 @@ import typer
 
 from dcr_cli import process
 from dcr_cli.cli.options import (
+    Device,
     Fallback,
     Layout,
     LimitRate,
@@ -66,6 +67,7 @@ def pull(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", "-n", help="Say the way and its bytes; change nothing.")
     ] = False,
+    device: Device = "auto",
     layout: Layout = None,
     fallback: Fallback = None,
     storage_option: StorageOption = None,
@@ -79,6 +81,7 @@ def pull(
     for name, given in (("--version", version is not None), ("--repair", repair), ("--dry-run", dry_run)):
         if follow and given:
             raise UsageError("pull", f"--follow and {name} exclude each other", hint="dcr pull --help")
+    session.check_device(device)
     from dcr_cli.apply import left_by_stop, stamp_of
 
     session.left_by_stop = functools.partial(left_by_stop, checkpoint, stamp_of(checkpoint))

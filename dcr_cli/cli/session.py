@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from dcr_cli.report.people import Line
     from dcr_cli.report.progress import Progress
     from dcr_cli.report.waits import Waits
+    from dcr_cli.stages import Account
     from dcr_cli.waiting import Wait
 
 
@@ -131,3 +132,27 @@ class Session:
             import dcr_kernels
 
             process.complain(f"kernels: {dcr_kernels.describe()}\njobs: {self.jobs}\n")
+
+    def check_device(self, device: str) -> None:
+        """Refuse a device that cannot be had, where files are patched; say that one that can be is not used there.
+
+        A change comes out of a serial code, which is the processor's work. A device would be sent all bytes of a shard
+        and send all of them back, four bytes an element of two, to write the few per cent that the processor has in
+        hand already.
+        """
+        from dcr_cli.device.finding import check
+        from dcr_cli.device.wish import CUDA, wish_of
+
+        wish = wish_of(device)
+        check(wish)
+        if wish.kind == CUDA and not self.options.quiet:
+            process.complain(f"note: --device {wish.text} is not used: files are patched on the CPU\n")
+        if self.options.verbose:
+            process.complain("device: cpu (files are patched there)\n")
+
+    def explain_work(self, account: Account | None) -> None:
+        """Say on standard error what -v asks for: on which device work was done, why, and what its stages took."""
+        if self.options.verbose and account is not None:
+            from dcr_cli.report.stages import account_text
+
+            process.complain(account_text(account))

@@ -7,7 +7,7 @@ Scanning is diff.py's work and packing payload.py's.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 
@@ -17,6 +17,7 @@ from dcr_cli.delta.encoding import Draft, Encoding, LoadBlock, States, encode_bl
 from dcr_cli.delta.huffman import write_table
 from dcr_cli.delta.manifest import Run
 from dcr_cli.delta.payload import PayloadWriter
+from dcr_cli.stages import Stages
 
 # A task codes at least this many elements where it can, so that small tensors do not cost a task each.
 TASK_ELEMENTS = 1 << 18
@@ -58,8 +59,11 @@ class PieceEncoder:
     `done` of a piece is called with its encoding and runs, at the latest in close.
     """
 
-    def __init__(self, pool: Executor, writer: PayloadWriter, allowed: Allowed, *, tasks: int) -> None:
+    def __init__(
+        self, pool: Executor, writer: PayloadWriter, allowed: Allowed, *, tasks: int, stages: Stages | None = None
+    ) -> None:
         self._pool = pool
+        self._stages = stages or Stages()
         self._writer = writer
         self._allowed = allowed
         self._tasks = tasks
@@ -176,7 +180,7 @@ class PieceEncoder:
         items, self._filling, self._filling_elements = self._filling, [], 0
         blocks = [item for item in items if isinstance(item, _Block) and item.draft is not None]
         states = dict(self._states)
-        self._running.append((items, self._pool.submit(_code, blocks, states) if blocks else None))
+        self._running.append((items, self._pool.submit(self._code, blocks, states) if blocks else None))
 
     def _first_is_done(self) -> bool:
         future = self._running[0][1]
@@ -184,7 +188,11 @@ class PieceEncoder:
 
     def _write_first(self) -> None:
         items, future = self._running.popleft()
-        coded = iter(future.result() if future is not None else ())
+        coded = future.result() if future is not None else []
+        with self._stages.timed("write", sum(map(len, coded))):
+            self._write(items, iter(coded))
+
+    def _write(self, items: list[_Item], coded: Iterator[bytes]) -> None:
         for item in items:
             if isinstance(item, _Begin):
                 self._writer.begin_piece(write_table(item.choice.table) if item.choice.table is not None else b"")
@@ -197,11 +205,11 @@ class PieceEncoder:
             else:
                 self._writer.add_block(next(coded), None)
 
-
-def _code(blocks: list[_Block], states: States) -> list[bytes]:
-    coded = []
-    for block in blocks:
-        assert block.draft is not None and block.load is not None
-        choice = block.choice
-        coded.append(encode_block(block.draft, choice.encoding, block.width, states, choice.table, block.load))
-    return coded
+    def _code(self, blocks: list[_Block], states: States) -> list[bytes]:
+        coded = []
+        with self._stages.timed("code", sum(block.draft.elements * block.width for block in blocks if block.draft)):
+            for block in blocks:
+                assert block.draft is not None and block.load is not None
+                choice = block.choice
+                coded.append(encode_block(block.draft, choice.encoding, block.width, states, choice.table, block.load))
+        return coded

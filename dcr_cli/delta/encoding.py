@@ -144,6 +144,11 @@ def compare_block(
     depend on the piece's encoding, for those that may be chosen. What the choice is made from is counted if the block
     may be part of its sample."""
     found = kernels.compare(base, target, offset, (dtype.exponent_bits, dtype.exponent_shift) if context else None)
+    return compared_of(found, len(base), gap=gap, is_sample=is_sample)
+
+
+def compared_of(found: kernels.Comparison, elements: int, *, gap: bool, is_sample: bool = True) -> Compared:
+    """What is made of a block of so many elements, whoever has compared it; as `compare_block`."""
     changed = len(found.positions)
     if not changed:
         return Compared(found.digest, found.growth, None)
@@ -155,10 +160,10 @@ def compare_block(
         context_draft = ContextDraft(*found.draft, bins)
     draft = Draft(
         changed=changed,
-        elements=len(base),
+        elements=elements,
         context=context_draft,
-        gap_position_bits=kernels.position_bits(len(base), found.positions) if gap and is_sample else 0,
-        changes=Changes(found.positions, found.old, found.new) if gap and changed * KEPT_SHARE <= len(base) else None,
+        gap_position_bits=kernels.position_bits(elements, found.positions) if gap and is_sample else 0,
+        changes=Changes(found.positions, found.old, found.new) if gap and changed * KEPT_SHARE <= elements else None,
     )
     return Compared(found.digest, found.growth, draft)
 

@@ -18,8 +18,9 @@ from dcr_cli.checkpoint.checkpoint import Reader, Tensor
 from dcr_cli.checkpoint.digest import add, no_digest
 from dcr_cli.delta.choice import Allowed
 from dcr_cli.delta.encoding import BLOCK_BYTES, Compared, Draft, Elements, block_elements, compare_block, uint_dtype
+from dcr_cli.stages import Stages
 
-# A task holds at least this many bytes of the target where it can, and at most this many parts.
+# A task of the processor's holds at least this many bytes of the target where it can, and any at most so many parts.
 TASK_BYTES = 4 * BLOCK_BYTES
 TASK_PARTS = 512
 # So many parts of a task are worth a look at whether they can be read together.
@@ -29,6 +30,20 @@ SAMPLE_BYTES = 4096
 WHOLE_BYTES = 16
 # Tensors no further apart than this in a file are read in one go.
 NEAR_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How much is in memory at once: a task holds at least so many bytes of the target where it can, and so many tasks
+    are begun before the first one's results are taken."""
+
+    task_bytes: int
+    tasks: int
+
+
+def pace_of(jobs: int) -> Pace:
+    """How so many threads work through parts."""
+    return Pace(TASK_BYTES, 2 * jobs)
 
 
 class TensorReader(Protocol):
@@ -72,6 +87,38 @@ class Scanned(NamedTuple):
     target_digest: NDArray[np.uint32]
     draft: Draft | None
     sides: tuple[Elements, Elements] | None = None
+
+
+class Scans(Protocol):
+    """Compares and digests parts of two checkpoints, in any number of threads.
+
+    `chosen_row` is the row that is worked on, once all is chosen for it: blocks of it that come now are part of no
+    sample.
+    """
+
+    chosen_row: int | None
+
+    def scan_all(self, parts: Sequence[Part]) -> list[Scanned]:
+        """Scan parts, and say in their order what was found."""
+
+    def load(self, part: Part) -> tuple[Elements, Elements]:
+        """Both sides of a part again, in memory of their own; an absent base is empty."""
+
+    def is_sent_whole(self, tensor: Tensor) -> bool:
+        """Whether a tensor that has a base is coded whole, whatever changed in it."""
+
+
+class ScansRuns(Scans, Protocol):
+    """One that also reads parts for somebody else to compare: parts with two sides that follow each other in a row."""
+
+    def read_base(self, run: Sequence[Part], buffer: NDArray[np.uint8]) -> None:
+        """Fill the buffer with the base's bytes of a run."""
+
+    def read_target(self, run: Sequence[Part], buffer: NDArray[np.uint8]) -> None:
+        """Fill it with the target's."""
+
+    def offset_of(self, run: Sequence[Part]) -> int | None:
+        """At which byte of its tensor a run begins; None where not all of it lies there in one piece."""
 
 
 class _Side:
@@ -139,20 +186,21 @@ class _Sides(threading.local):
 class Scanner:
     """Scans parts of two checkpoints. Its methods may be called from several threads."""
 
-    def __init__(self, base: Reader, target: Reader, allowed: Allowed) -> None:
+    def __init__(self, base: Reader, target: Reader, allowed: Allowed, stages: Stages) -> None:
         self._base = base
         self._target = target
         self._allowed = allowed
+        self._stages = stages
         self._sides = _Sides(base, target)
-        # The row that is worked on, once all is chosen for it: blocks of it that come now are part of no sample.
         self.chosen_row: int | None = None
 
     def scan_all(self, parts: Sequence[Part]) -> list[Scanned]:
         """Scan parts one after the other; small tensors that lie close together on both sides, together."""
         found: list[Scanned] = []
-        for group in _groups(parts):
-            scanned = self._scan_together(group) if len(group) >= TOGETHER_PARTS else None
-            found += scanned if scanned is not None else [self.scan(part) for part in group]
+        with self._stages.timed("read and compare", sum(part.bytes for part in parts)):
+            for group in _groups(parts):
+                scanned = self._scan_together(group) if len(group) >= TOGETHER_PARTS else None
+                found += scanned if scanned is not None else [self.scan(part) for part in group]
         return found
 
     def _scan_together(self, parts: Sequence[Part]) -> list[Scanned] | None:
@@ -216,6 +264,17 @@ class Scanner:
         """As the function."""
         return is_sent_whole(tensor, self._allowed)
 
+    def read_base(self, run: Sequence[Part], buffer: NDArray[np.uint8]) -> None:
+        for part, room in rooms_of(run, buffer):
+            _read(self._base, part.base, part, room)
+
+    def read_target(self, run: Sequence[Part], buffer: NDArray[np.uint8]) -> None:
+        for part, room in rooms_of(run, buffer):
+            _read(self._target, part.target, part, room)
+
+    def offset_of(self, run: Sequence[Part]) -> int:
+        return run[0].start * run[0].tensor.dtype.width
+
 
 def is_sent_whole(tensor: Tensor, allowed: Allowed) -> bool:
     """Whether a tensor that has a base is coded whole, whatever changed in it."""
@@ -234,6 +293,14 @@ def _groups(parts: Sequence[Part]) -> Iterator[list[Part]]:
         size += part.bytes
     if group:
         yield group
+
+
+def rooms_of(run: Sequence[Part], buffer: NDArray[np.uint8]) -> Iterator[tuple[Part, NDArray[np.uint8]]]:
+    """Where each part of a run lies in a buffer that all of them fill."""
+    begin = 0
+    for part in run:
+        yield part, buffer[begin : begin + part.bytes]
+        begin += part.bytes
 
 
 def digest_part(reader: TensorReader, part: Part) -> NDArray[np.uint32]:
@@ -280,14 +347,14 @@ def parts_of(row: int, base: Tensor | None, target: Tensor | None) -> Iterator[P
         yield block_part(row, base, target, block)
 
 
-def tasks_of(parts: Iterator[Part]) -> Iterator[tuple[int, list[Part]]]:
-    """Parts in order, in lists worth a task, each with its bytes."""
+def tasks_of(parts: Iterator[Part], task_bytes: int = TASK_BYTES) -> Iterator[tuple[int, list[Part]]]:
+    """Parts in order, in lists of at least so many bytes, if they are not many; each with its bytes."""
     task: list[Part] = []
     size = 0
     for part in parts:
         task.append(part)
         size += part.bytes
-        if size >= TASK_BYTES or len(task) >= TASK_PARTS:
+        if size >= task_bytes or len(task) >= TASK_PARTS:
             yield size, task
             task, size = [], 0
     if task:

@@ -44,6 +44,9 @@ class Base(TensorReader, Protocol):
     digests: Mapping[str, bytes]
     keeps_changes: bool
 
+    def bytes_on(self, device: str, tensor: Tensor) -> Any:
+        """The bytes of a tensor as a torch tensor on a device, if they lie there; else None."""
+
     def check_unchanged(self) -> None:
         """Raise ConflictError if it is not what it was."""
 
@@ -68,6 +71,9 @@ class FolderBase:
 
     def read_into(self, tensor: Tensor, byte_offset: int, buffer: memoryview) -> None:
         self._reader.read_into(tensor, byte_offset, buffer)
+
+    def bytes_on(self, device: str, tensor: Tensor) -> Any:
+        return None
 
     def check_unchanged(self) -> None:
         self._reader.check_unchanged()
@@ -108,6 +114,9 @@ class MemoryBase:
 
     def read_into(self, tensor: Tensor, byte_offset: int, buffer: memoryview) -> None:
         buffer[:] = self._bytes[tensor.name][byte_offset : byte_offset + len(buffer)].data
+
+    def bytes_on(self, device: str, tensor: Tensor) -> Any:
+        return None
 
     def check_unchanged(self) -> None:
         """Nobody else may change it; what was compared was checked then."""

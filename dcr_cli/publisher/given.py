@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dcr_cli.checkpoint.checkpoint import Tensor
+from dcr_cli.checkpoint.header import DTYPES
 from dcr_cli.checkpoint.names import shown
 from dcr_cli.errors import UnsupportedError, UsageError
 
@@ -66,6 +67,33 @@ def bytes_of(given: Any, tensor: Tensor) -> Bytes:
     return _view(array)
 
 
+def bytes_there(given: Any, tensor: Tensor) -> tuple[int, Any] | None:
+    """If what is given for `tensor` lies on a CUDA device: its number, and the bytes as a torch tensor there, without a
+    copy where they lie in one piece. None for anything else; errors as `bytes_of`.
+    """
+    if not _is_torch(given) or not given.is_cuda or not given.numel():
+        return None
+    return given.device.index, _plain_torch(given, tensor).view(sys.modules["torch"].uint8)
+
+
+def tensor_of(name: str, given: Any) -> Tensor:
+    """What is given as a tensor of a checkpoint that nothing is known of: its own dtype and shape.
+
+    UnsupportedError if no checkpoint has its dtype, UsageError if it is no tensor at all.
+    """
+    what = f"tensor {shown(name)}"
+    if not _is_torch(given) and not isinstance(given, np.ndarray):
+        raise UsageError(what, f"a NumPy array or a torch tensor expected, found {type(given).__name__}")
+    dtype = _DTYPE_OF.get(str(given.dtype).rpartition(".")[2])
+    if dtype is None:
+        raise UnsupportedError(what, f"no checkpoint has elements of {given.dtype}")
+    shape = tuple(given.shape)
+    if dtype == "F4":
+        # Two of them are one element of its own.
+        shape = (*shape[:-1], 2 * shape[-1])
+    return Tensor(name, DTYPES[dtype], shape, 0, 0, int(np.prod(shape, dtype=np.int64)) * DTYPES[dtype].bits // 8)
+
+
 def writable_bytes(given: Any, tensor: Tensor) -> Bytes:
     """The bytes of the array that holds `tensor` in host memory, to be read and changed where they are.
 
@@ -83,14 +111,18 @@ def _is_torch(given: Any) -> bool:
 
 
 def _torch_bytes(given: Any, tensor: Tensor) -> Bytes:
-    torch = sys.modules["torch"]
+    plain = _plain_torch(given, tensor).cpu()
+    # A tensor without elements cannot be seen as bytes.
+    return _view(plain.view(sys.modules["torch"].uint8).numpy()) if plain.numel() else np.empty(0, np.uint8)
+
+
+def _plain_torch(given: Any, tensor: Tensor) -> Any:
+    """What is given as one row, where it lies."""
     if hasattr(given, "full_tensor"):
         facts = "is a distributed tensor, of which each process has a part"
         raise UsageError(f"tensor {shown(tensor.name)}", facts, hint="give its full_tensor()")
     _check(tensor, str(given.dtype).rpartition(".")[2], tuple(given.shape))
-    plain = given.detach().cpu().resolve_conj().resolve_neg().contiguous()
-    # A tensor without dimensions or elements cannot be seen as bytes.
-    return _view(plain.reshape(-1).view(torch.uint8).numpy()) if plain.numel() else np.empty(0, np.uint8)
+    return given.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
 
 
 def _check(tensor: Tensor, dtype: str, shape: Sequence[int]) -> None:

@@ -34,10 +34,13 @@ from dcr_cli.delta.manifest import FileRow, Manifest, Piece, RemovedFile, Run, T
 from dcr_cli.delta.matching import TWIN_BYTES
 from dcr_cli.delta.output import Sink
 from dcr_cli.delta.scan import is_sent_whole
+from dcr_cli.device.wish import Wish
 from dcr_cli.errors import UnsupportedError, UsageError, WrongBaseError
 from dcr_cli.publisher.bases import Base, Change, Description
-from dcr_cli.publisher.comparing import Comparer, GivenReader
-from dcr_cli.publisher.given import PUSH_INSTEAD, Bytes, bytes_of
+from dcr_cli.publisher.comparing import Comparer
+from dcr_cli.publisher.devices import Devices, Taken
+from dcr_cli.publisher.given import PUSH_INSTEAD
+from dcr_cli.stages import Account, Stages
 
 
 @dataclass(slots=True)
@@ -79,13 +82,16 @@ class Making:
     `changes` are those of the blocks that changed, if the base wants them kept.
     """
 
-    def __init__(self, base: Base, sink: Sink, allowed: Allowed, jobs: int) -> None:
+    def __init__(self, base: Base, sink: Sink, allowed: Allowed, jobs: int, wish: Wish) -> None:
+        """UnsupportedError if the device that is wished for cannot be had."""
+        stages = Stages()
+        self._devices = Devices(wish, allowed, stages)
         self._base = base
         self._sink = sink
         self._allowed = allowed
         self._pool = ThreadPoolExecutor(jobs, "dcr-publish")
-        self._comparer = Comparer(base, allowed, self._pool, jobs)
-        self._encoder = PieceEncoder(self._pool, sink.writer, allowed, tasks=2 * jobs)
+        self._comparer = Comparer(base, allowed, self._pool, jobs, stages)
+        self._encoder = PieceEncoder(self._pool, sink.writer, allowed, tasks=2 * jobs, stages=stages)
         self._tensors = {tensor.name: tensor for tensor in base.tensors}
         self._rows: dict[str, _Row] = {}
         self._by_kind: dict[tuple[str, int, bytes], list[_Row]] = {}
@@ -106,14 +112,14 @@ class Making:
         tensor = self._tensors.get(name)
         if tensor is None:
             raise UnsupportedError(f"tensor {shown(name)}", "is not in the version before", hint=PUSH_INSTEAD)
-        data = bytes_of(given, tensor)
+        taken = self._devices.take(given, tensor)
         with self._lock:
             self._check_whole()
             if name in self._rows:
                 raise UsageError(f"tensor {shown(name)}", "was added twice")
             row = self._rows[name] = _Row(tensor)
             self._broken = f"adding tensor {shown(name)} went wrong"
-            self._compare(row, data)
+            self._compare(row, taken)
             self._broken = None
 
     def add_file(self, path: str, data: bytes) -> None:
@@ -141,8 +147,9 @@ class Making:
             raise UsageError(f"file {shown(path)}", "is no file beside the shards of the version before")
         self._set_file(path, None)
 
-    def finish(self, expected: State) -> Made:
-        """Write what is left, and the documents. WrongBaseError if the base is not in the state that it should be."""
+    def finish(self, expected: State | None) -> Made:
+        """Write what is left, and the documents. WrongBaseError if the base is not in the state that it should be, if
+        that is known."""
         with self._lock:
             self._check_whole()
             self._broken = "the delta was ended"
@@ -151,7 +158,7 @@ class Making:
             file_rows = self._file_rows()
             self._base.check_unchanged()
             base_state, target_state = self._states(base_digests, file_rows)
-            if base_state != expected:
+            if expected is not None and base_state != expected:
                 raise WrongBaseError(self._base.what, "is not at the newest version", hint="remove it, and push again")
             tensors = [self._tensor_row(tensor) for tensor in self._base.tensors]
             digests = [self._target_digest(tensor.name, base_digests) for tensor in self._base.tensors]
@@ -162,23 +169,27 @@ class Making:
             description = Description(tuple(self._base.tensors), files, self._base.skipped, by_name)
             return Made(base_state, target_state, description, sum(map(bool, changed)), sum(changed))
 
+    def account(self) -> Account:
+        """How tensors were compared so far."""
+        return self._devices.account()
+
     # Tensors
 
     def _check_whole(self) -> None:
         if self._broken is not None:
             raise UsageError("publisher", f"{self._broken}; nothing can be added", hint="begin() again")
 
-    def _compare(self, row: _Row, data: Bytes) -> None:
+    def _compare(self, row: _Row, taken: Taken) -> None:
         """Compare a tensor block by block, a bounded number of blocks ahead, and have what changed be coded."""
         tensor = row.tensor
-        twin = self._find_twin(row, data)
+        twin = self._find_twin(row, taken)
         if twin is not None:
             row.twin, row.base_digest, row.growth, row.changed = twin, twin.base_digest, twin.growth, twin.changed
             self._keep_changes_of(twin, tensor)
             return
         whole = is_sent_whole(tensor, self._allowed)
         feed = PieceFeed(self._encoder, tensor.dtype, partial(self._comparer.load_unchanged, tensor), whole=whole)
-        for found in self._comparer.compare(tensor, data):
+        for found in self._comparer.compare(tensor, taken):
             row.base_digest, row.growth = add(row.base_digest, found.base_digest), add(row.growth, found.growth)
             feed.add(found.draft, found.load)
             if found.change is not None and self._base.keeps_changes:
@@ -191,7 +202,7 @@ class Making:
             raise WrongBaseError(self._base.what, facts, hint="make the baseline anew from the newest version")
         self._by_kind.setdefault(_kind(row), []).append(row)
 
-    def _find_twin(self, row: _Row, data: Bytes) -> _Row | None:
+    def _find_twin(self, row: _Row, taken: Taken) -> _Row | None:
         """A tensor that was and is the same as this one: then its changes are this one's, too."""
         tensor = row.tensor
         known = self._base.digests.get(tensor.name)
@@ -200,7 +211,7 @@ class Making:
         alike = self._by_kind.get((tensor.dtype.name, tensor.bytes, known), ())
         if not alike:
             return None
-        total = digest_bytes(self._comparer.digest(GivenReader(data), tensor))
+        total = digest_bytes(self._comparer.digest_given(tensor, taken))
         return next((other for other in alike if other.target_digest == total), None)
 
     def _keep_changes_of(self, twin: _Row, tensor: Tensor) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from dcr_cli.device.wish import AUTO, Wish
 from dcr_cli.errors import UsageError
 from dcr_cli.layout.opening import Given
 from dcr_cli.remote.signing import Trust
@@ -23,6 +24,7 @@ class PushOptions:
     anchor_every: int | None = None
     prepare: bool = False
     trust: Trust = field(default_factory=Trust)
+    wish: Wish = field(default_factory=lambda: Wish(AUTO))
 
     def __post_init__(self) -> None:
         """Raise UsageError if they contradict each other."""

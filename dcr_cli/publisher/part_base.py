@@ -12,6 +12,7 @@ from pathlib import Path
 
 from dcr_cli.checkpoint.checkpoint import Checkpoint
 from dcr_cli.checkpoint.in_progress import STATE_FOLDER
+from dcr_cli.device.wish import Wish
 from dcr_cli.durable import Folder, open_folder
 from dcr_cli.errors import ConflictError, IncompleteError, WrongBaseError
 from dcr_cli.fetch.position import Position, read_position
@@ -45,6 +46,7 @@ class PartOptions:
     author: Author
     effort: Effort
     trust: Trust
+    wish: Wish
 
 
 class PartBase:

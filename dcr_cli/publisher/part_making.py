@@ -5,22 +5,24 @@ Which share is whose is shares.py's matter; what the parts make together, mergin
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
 
-from dcr_cli.checkpoint.checkpoint import Checkpoint, FileDigest, Reader, Tensor, unless_changed
+from dcr_cli.checkpoint.checkpoint import Checkpoint, FileDigest, Reader, unless_changed
 from dcr_cli.checkpoint.digest import TensorDigest, add, digest_bytes, no_digest, object_digest
 from dcr_cli.content import Workers
 from dcr_cli.delta.choice import Allowed
+from dcr_cli.delta.device_scan import scanning
 from dcr_cli.delta.encoder import PieceEncoder
-from dcr_cli.delta.encoding import Elements, Encoding, LoadBlock, block_elements
+from dcr_cli.delta.encoding import Encoding, LoadBlock, block_elements
 from dcr_cli.delta.feed import PieceFeed, write_file
 from dcr_cli.delta.manifest import PayloadRow, Run
 from dcr_cli.delta.payload import PayloadWriter
-from dcr_cli.delta.scan import Part, Scanned, Scanner
+from dcr_cli.delta.scan import Pace, Part, Scanned, Scanner, Scans, ScansRuns
+from dcr_cli.device.finding import choose
+from dcr_cli.device.wish import Wish
 from dcr_cli.errors import ConflictError
 from dcr_cli.layout.laid import LaidCheckpoint
 from dcr_cli.publisher.committing import Author
@@ -44,6 +46,7 @@ from dcr_cli.remote.part import (
     part_commit_key,
     part_table_key,
 )
+from dcr_cli.stages import Account, Stages
 from dcr_cli.store.store import Store
 
 # A rank keeps no copy of what it sends: so many payloads at a time are in memory.
@@ -67,14 +70,16 @@ class _Row:
 class PartMaking:
     """The part of one rank on its way."""
 
-    def __init__(self, store: Store, attempt: Attempt, rank: int, author: Author, effort: Effort) -> None:
+    def __init__(self, store: Store, attempt: Attempt, rank: int, author: Author, effort: Effort, wish: Wish) -> None:
         self._store = store
         self._attempt = attempt
         self._rank = rank
         self._author = author
         self._effort = effort
+        self._wish = wish
         self._kept: ReadPart | None = None
         self.sent_bytes = 0
+        self.account: Account | None = None
 
     def make(
         self,
@@ -100,12 +105,16 @@ class PartMaking:
             identity = {"history": self._attempt.history, "version": str(place.version), "id": place.id}
             emit = partial(self._emit, uploads)
             writer = PayloadWriter(emit, identity=identity, first=self._rank, step=self._attempt.ranks)
-            scanner: _Scans = Scanner(*readers, allowed)
+            stages, jobs = Stages(), self._effort.jobs
+            runs: ScansRuns = Scanner(*readers, allowed, stages)
             if isinstance(target, LaidCheckpoint):
-                scanner = PieceScanner((base, target), readers, share, allowed)
-            comparing = _Comparing(scanner, workers, writer, allowed, self._effort.jobs)
+                runs = PieceScanner((base, target), readers, share, allowed, stages)
+            found = choose(self._wish, work_bytes=_bytes_of(share), jobs=jobs)
+            scanner, pace = scanning(found.lanes, runs, allowed, jobs=jobs, stages=stages)
+            encoder = PieceEncoder(workers.pool, writer, allowed, tasks=2 * jobs, stages=stages)
             with unless_changed(*readers):
-                rows = comparing.compare(share)
+                rows = _Comparing(scanner, encoder, workers, pace).compare(share)
+            self.account = Account(found.name, found.why, stages.all())
             file_runs = _write_files(writer, base, target, readers) if self._rank == 0 else ()
             payloads = writer.finish()
             uploads.finish()
@@ -146,29 +155,19 @@ class PartMaking:
         return ConflictError(self._store.shown, facts, hint=hint)
 
 
-class _Scans(Protocol):
-    """Compares blocks, as a Scanner."""
-
-    def scan_all(self, parts: Sequence[Part]) -> list[Scanned]: ...
-
-    def load(self, part: Part) -> tuple[Elements, Elements]: ...
-
-    def is_sent_whole(self, tensor: Tensor) -> bool: ...
-
-
 class _Comparing:
     """Compares the slices of a share, in order."""
 
-    def __init__(self, scanner: _Scans, workers: Workers, writer: PayloadWriter, allowed: Allowed, jobs: int) -> None:
+    def __init__(self, scanner: Scans, encoder: PieceEncoder, workers: Workers, pace: Pace) -> None:
         self._scanner = scanner
+        self._encoder = encoder
         self._workers = workers
-        self._encoder = PieceEncoder(workers.pool, writer, allowed, tasks=2 * jobs)
+        self._pace = pace
 
     def compare(self, share: tuple[Slice, ...]) -> list[_Row]:
         rows = [_Row(number, each) for number, each in enumerate(share)]
         parts = (part for index, each in enumerate(share) for part in _blocks(index, each))
-        total = sum(each.elements * each.tensor.dtype.width for each in share)
-        for scanned in self._workers.results(self._scanner.scan_all, parts, total):
+        for scanned in self._workers.results(self._scanner.scan_all, parts, _bytes_of(share), self._pace):
             self._take(rows[scanned.part.row], scanned)
         self._encoder.close()
         return rows
@@ -184,6 +183,8 @@ class _Comparing:
             row.feed = PieceFeed(self._encoder, each.tensor.dtype, partial(self._unchanged, row), whole=whole)
         sides = scanned.sides
         row.feed.add(scanned.draft, partial(self._scanner.load, part) if sides is None else lambda: sides)
+        if row.feed.is_begun and self._encoder.has_chosen:
+            self._scanner.chosen_row = part.row
         if part.start + part.elements == each.start + each.elements:
             row.feed.end(partial(_remember, row))
             row.changed, row.feed = row.feed.changed, None
@@ -191,6 +192,10 @@ class _Comparing:
     def _unchanged(self, row: _Row, block: int) -> tuple[int, LoadBlock]:
         part = _block(row.number, row.slice, block)
         return part.elements, partial(self._scanner.load, part)
+
+
+def _bytes_of(share: tuple[Slice, ...]) -> int:
+    return sum(each.elements * each.tensor.dtype.width for each in share)
 
 
 def _blocks(row: int, each: Slice) -> list[Part]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dcr_cli.checkpoint.digest import State
 from dcr_cli.errors import UsageError
 from dcr_cli.remote.part import MOST_ATTEMPT_CHARACTERS, MOST_RANKS
+from dcr_cli.stages import Account
 
 _NO_ATTEMPT = "0"
 
@@ -37,7 +38,8 @@ class PartResult:
     is complete; nobody waited for the others). Rank 0 alone knows what all parts have together; for others
     `changed_tensors`, `changed_elements` and `delta_bytes` are None, and `target` too if they did not wait.
     `recovered`: what a stopped run of the same attempt had published was taken over. `not_read` are tensors that the
-    layout of CHECKPOINT skips, which all parts leave as they are.
+    layout of CHECKPOINT skips, which all parts leave as they are. `device` is where this part was compared, if this run
+    did that, and `account` how.
     """
 
     remote: str
@@ -61,6 +63,8 @@ class PartResult:
     uploaded_bytes: int
     recovered: bool
     not_read: tuple[str, ...]
+    device: str | None = None
+    account: Account | None = field(default=None, compare=False, repr=False)
 
 
 def check_rank(rank: Rank) -> None:

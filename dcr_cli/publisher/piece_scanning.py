@@ -18,7 +18,7 @@ from dcr_cli.checkpoint.checkpoint import Checkpoint, Reader, Tensor
 from dcr_cli.checkpoint.digest import TensorDigest, add, no_digest
 from dcr_cli.delta.choice import Allowed
 from dcr_cli.delta.encoding import Elements, compare_block, uint_dtype
-from dcr_cli.delta.scan import Part, Scanned, is_sent_whole
+from dcr_cli.delta.scan import Part, Scanned, is_sent_whole, rooms_of
 from dcr_cli.delta.strided import spans
 from dcr_cli.layout.box import Box, Rectangle
 from dcr_cli.layout.gather import Gatherer, Source
@@ -26,6 +26,7 @@ from dcr_cli.layout.laid import LaidCheckpoint
 from dcr_cli.publisher.box_cutting import region_of
 from dcr_cli.publisher.piece_sources import piece_source
 from dcr_cli.publisher.shares import Slice
+from dcr_cli.stages import Stages
 
 # Runs of consecutive elements of at least so many bytes are digested one by one, shorter ones element by element.
 _RUN_BYTES = 2048
@@ -57,14 +58,18 @@ class PieceScanner:
         readers: tuple[Reader, Reader],
         share: Sequence[Slice],
         allowed: Allowed,
+        stages: Stages,
     ) -> None:
         self._allowed = allowed
+        self._stages = stages
+        self.chosen_row: int | None = None
         self._base, self._target = (Gatherer(reader) for reader in readers)
         self._places = {number: _place(sides, each) for number, each in enumerate(share) if each.elements}
 
     def scan_all(self, parts: Sequence[Part]) -> list[Scanned]:
         """Scan parts one after the other."""
-        return [self._scan(part) for part in parts]
+        with self._stages.timed("read and compare", sum(part.bytes for part in parts)):
+            return [self._scan(part) for part in parts]
 
     def load(self, part: Part) -> tuple[Elements, Elements]:
         """Both sides of a part, in memory of their own."""
@@ -79,14 +84,33 @@ class PieceScanner:
         """As for a tensor that is compared as it lies."""
         return is_sent_whole(tensor, self._allowed)
 
+    def read_base(self, run: Sequence[Part], buffer: NDArray[np.uint8]) -> None:
+        place = self._places[run[0].row]
+        for part, room in rooms_of(run, buffer):
+            _fill(self._base, place.base, part.start - place.start, room, part)
+
+    def read_target(self, run: Sequence[Part], buffer: NDArray[np.uint8]) -> None:
+        place = self._places[run[0].row]
+        assert place.target is not None
+        for part, room in rooms_of(run, buffer):
+            _fill(self._target, place.target, part.start - place.start, room, part)
+
+    def offset_of(self, run: Sequence[Part]) -> int | None:
+        """As for every scanner; a tensor that no shard holds is not worth any way."""
+        place = self._places[run[0].row]
+        if place.target is None or not _is_one_run(place.region):
+            return None
+        return run[0].start * run[0].tensor.dtype.width
+
     def _scan(self, part: Part) -> Scanned:
         old, new = self.load(part)
         whole, dtype = self.is_sent_whole(part.tensor), part.tensor.dtype
         region, start = self._places[part.row].region, part.start - self._places[part.row].start
-        is_one_run = all(axis.local == 1 for axis in region.axes)
+        is_one_run = _is_one_run(region)
         offset = part.start * dtype.width if is_one_run else 0
         context, gap = self._allowed.context and not whole, self._allowed.gap and not whole
-        found = compare_block(old, new, offset, dtype, context=context, gap=gap)
+        is_sample = part.row != self.chosen_row
+        found = compare_block(old, new, offset, dtype, context=context, gap=gap, is_sample=is_sample)
         base_digest, growth = found.digest, found.growth
         if not is_one_run:
             base_digest = digest_of(region, start, old)
@@ -135,10 +159,18 @@ def _flat(region: Box, part: Rectangle, counts: Sequence[int]) -> NDArray[np.int
     return flat
 
 
+def _is_one_run(region: Box) -> bool:
+    return all(axis.local == 1 for axis in region.axes)
+
+
 def _read(gatherer: Gatherer, source: Source, part: Part, start: int) -> Elements:
     out: Elements = np.empty(part.elements, uint_dtype(part.tensor.dtype.width))
     source.read(gatherer, start, out)
     return out
+
+
+def _fill(gatherer: Gatherer, source: Source, start: int, room: NDArray[np.uint8], part: Part) -> None:
+    source.read(gatherer, start, room.view(uint_dtype(part.tensor.dtype.width)))
 
 
 def _place(sides: tuple[Checkpoint, Checkpoint], each: Slice) -> _Place:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dcr_cli.checkpoint.checkpoint import Tensor
 from dcr_cli.checkpoint.digest import State
 from dcr_cli.diff_result import DiffResult
 from dcr_cli.remote.keys import Place
 from dcr_cli.remote.version import ANCHOR, Published
+from dcr_cli.stages import Account
 
 SAME, PREPARED = "same", "prepared"
 
@@ -26,7 +27,8 @@ class PushResult:
     `not_read` are tensors that the layout of CHECKPOINT skips, which were published as the version before has them.
     `weights_of` is an earlier version, not the one before, that had these very tensors, if one is known. `gave_up`:
     another state had been prepared as this version. `added` to `files_removed` are, as `dcr diff` has them,
-    what has another form than in the version before.
+    what has another form than in the version before. `device` is where checkpoints were compared, as `dcr diff` has it,
+    if they were, and `account` how.
     """
 
     remote: str
@@ -57,6 +59,8 @@ class PushResult:
     renamed: tuple[tuple[str, str], ...] = ()
     reshaped: tuple[str, ...] = ()
     files_removed: tuple[str, ...] = ()
+    device: str | None = None
+    account: Account | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,4 +136,6 @@ def push_result(
         renamed=found.renamed if found is not None else (),
         reshaped=found.reshaped if found is not None else (),
         files_removed=found.files_removed if found is not None else (),
+        device=found.device if found is not None else None,
+        account=found.account if found is not None else None,
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from dcr_cli.checkpoint.checkpoint import Checkpoint
 from dcr_cli.delta.choice import Allowed
 from dcr_cli.delta.output import Sink
-from dcr_cli.diff import DiffResult, diff_into
+from dcr_cli.diff import DiffResult, Manner, diff_into
 from dcr_cli.errors import UsageError, WrongBaseError
 from dcr_cli.fetch.position import position_at
 from dcr_cli.fetch.source import signers_of
@@ -82,8 +82,7 @@ class Start:
             sink,
             base,
             self.source.see_like(base),
-            allowed=self.allowed,
-            jobs=self.effort.jobs,
+            Manner(self.allowed, self.effort.jobs, self.options.wish),
             progress=self.effort.progress,
         )
         is_there = self.options.base is not None and found.target == head.version.target

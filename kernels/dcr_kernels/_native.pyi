@@ -28,6 +28,20 @@ def compare(
     scratch: Buffer,
     /,
 ) -> tuple[int, bytes | None]: ...
+def draft(
+    width: int,
+    exponent_bits: int,
+    exponent_shift: int,
+    top: int,
+    members: Buffer,
+    ranks: Buffer,
+    old: Buffer,
+    new: Buffer,
+    class_counts: Buffer,
+    magnitudes: Buffer,
+    scratch: Buffer,
+    /,
+) -> bytes: ...
 def context_decode(
     width: int,
     exponent_bits: int,
@@ -71,6 +85,7 @@ def gap_decode(
     /,
 ) -> int: ...
 def compare_bytes(members: int, /) -> int: ...
+def draft_bytes(members: int, changed: int, /) -> int: ...
 def decode_bytes(members: int, /) -> int: ...
 def gap_bytes(members: int, changed: int, width: int, /) -> int: ...
 def levels() -> list[str]: ...

@@ -15,18 +15,20 @@ from numpy.typing import NDArray
 
 import dcr_kernels._native as _native
 from dcr_kernels._native import level, levels, set_level
-from dcr_kernels.reference import Comparison, Decoded, Draft, whole_join, whole_split
+from dcr_kernels.reference import Comparison, Decoded, Draft, Ranking, whole_join, whole_split
 
 __all__ = [
     "Comparison",
     "Decoded",
     "Draft",
+    "Ranking",
     "compare",
     "context_decode",
     "copy_box",
     "digest",
     "digest_changes",
     "digest_spans",
+    "draft",
     "gap_decode",
     "gap_encode",
     "gather",
@@ -181,6 +183,21 @@ def compare(base: Elements, target: Elements, offset: int, exponent: tuple[int, 
     if stream is not None and exponent is not None:
         draft = Draft(stream, class_counts if exponent[0] else class_counts[:1], magnitudes[:changed].copy())
     return Comparison(sums[0], sums[1], positions[:changed].copy(), old[:changed].copy(), new[:changed].copy(), draft)
+
+
+def draft(ranking: Ranking, old: Elements, new: Elements, exponent: tuple[int, int]) -> Draft:
+    """Draft the context form of a block of which the ranks of its changes, at least one, their old and their new bits
+    are known, in ascending position.
+    """
+    width, count, members = _width(old, new), old.size, _positions(ranking.members)
+    classes = 16 if exponent[0] else 1
+    if members.shape != (classes,):
+        raise ValueError(f"no members of {classes} classes: {members.shape}")
+    class_counts, magnitudes = np.empty(16, np.uint32), np.empty(count, old.dtype)
+    scratch = _scratch.work(_native.draft_bytes(min(int(members.sum(dtype=np.uint64)), (1 << 32) - 1), count))
+    known = _positions(ranking.ranks), old, new
+    stream = _native.draft(width, *exponent, ranking.top, members, *known, class_counts, magnitudes, scratch)
+    return Draft(stream, class_counts[:classes], magnitudes)
 
 
 def context_decode(

@@ -273,13 +273,23 @@ def draft(ranking: Ranking, old: Elements, new: Elements, exponent: tuple[int, i
     _width(old, new)
     _check_uint32(ranking.ranks)
     _check_sizes(ranking.ranks, old, new)
+    if not 0 <= ranking.top < 1 << max(exponent[0], 0):
+        raise ValueError(f"no top of an exponent of {exponent[0]} bits: {ranking.top}")
     classes = _classes_below(ranking.top, old, *exponent)
     if ranking.members.shape != (_class_count(exponent[0]),):
         raise ValueError(f"no members of {_class_count(exponent[0])} classes: {ranking.members.shape}")
-    outside = ranking.ranks >= ranking.members[classes]
-    if outside.any():
-        raise ValueError(f"no such member of its class: at element {int(np.argmax(outside))}")
+    _check_ranks(ranking, classes)
     return _write_draft(ranking, classes, new - old, exponent[0])
+
+
+def _check_ranks(ranking: Ranking, classes: NDArray[np.uint8]) -> None:
+    least = [0] * ranking.members.size
+    for at, (index, rank) in enumerate(zip(classes.tolist(), ranking.ranks.tolist(), strict=True)):
+        if rank >= ranking.members[index]:
+            raise ValueError(f"no such member of its class: at element {at}")
+        if rank < least[index]:
+            raise ValueError(f"ranks not ascending in a class: at element {at}")
+        least[index] = rank + 1
 
 
 def _write_draft(ranking: Ranking, classes: NDArray[np.uint8], difference: Elements, exponent_bits: int) -> Draft:

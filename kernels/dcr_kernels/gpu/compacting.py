@@ -10,14 +10,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from dcr_kernels.gpu.measuring import counters_of, distances, load_tile, widened
+from dcr_kernels.gpu.measuring import count_of, counters_of, distances, load_tile, widened
 
 
-@triton.jit(do_not_specialize=["elements"])
+@triton.jit
 def compact(
     base: tl.tensor,
     target: tl.tensor,
-    elements: tl.tensor,
+    block_elements: tl.tensor,
     starts: tl.tensor,
     tops: tl.tensor,
     positions: tl.tensor,
@@ -31,13 +31,17 @@ def compact(
     starts[tile] on.
 
     If there are exponents, run_members[run, 4] says how many members of each class the tile has before a run, and
-    tile_members[tile, 4] how many it has: packed, each of classes i, i + 4, i + 8 and i + 12, in 16 bits a class.
+    tile_members[tile, 4] how many it has: packed, each of classes i, i + 4, i + 8 and i + 12, in 16 bits a class. Of a
+    tile that its block lacks nothing is written.
     """
     tile = tl.program_id(0).to(tl.int64)
+    count = count_of(block_elements, tile, tile_elements)
+    if count == 0:
+        return
     run = tl.arange(0, tile_elements // 32)
     places = run[:, None, None] * 32 + tl.arange(0, 4)[None, :, None] * 8 + tl.arange(0, 8)[None, None, :]
-    old = load_tile(base, elements, tile, places, tile_elements)
-    new = load_tile(target, elements, tile, places, tile_elements)
+    old = load_tile(base, count, tile, places, tile_elements)
+    new = load_tile(target, count, tile, places, tile_elements)
     is_changed = old != new
     ones = is_changed.to(tl.int32)
     of_eight = tl.sum(ones, 2)
@@ -48,7 +52,7 @@ def compact(
         positions + tl.load(starts + tile) + at, (tile % 64).to(tl.int32) * tile_elements + places, mask=is_changed
     )
     if exponent_bits:
-        mask = places < tl.minimum(elements - tile * tile_elements, tile_elements).to(tl.int32)
+        mask = places < count
         counters = tl.sum(
             counters_of(distances(old, tl.load(tops + tile // 64), exponent_bits, exponent_shift), mask), 2
         )

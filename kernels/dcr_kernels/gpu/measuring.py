@@ -12,16 +12,24 @@ import triton.language as tl
 
 @triton.jit
 def load_tile(
-    side: tl.tensor, elements: tl.tensor, tile: tl.tensor, places: tl.tensor, tile_elements: tl.constexpr
+    side: tl.tensor, count: tl.tensor, tile: tl.tensor, places: tl.tensor, tile_elements: tl.constexpr
 ) -> tl.tensor:
-    """The elements of a tile, widened to at least 32 bits, zeros behind the last one."""
+    """The `count` elements of a tile, widened to at least 32 bits, zeros behind the last one."""
     at = side + tile * tile_elements + places
     # A mask would keep the loads of whole tiles from being vectors.
-    if (tile + 1) * tile_elements <= elements:
+    if count == tile_elements:
         values = tl.load(at)
     else:
-        values = tl.load(at, mask=places < elements - tile * tile_elements, other=0)
+        mask = places < count
+        values = tl.load(at, mask=mask, other=0)
     return widened(values)
+
+
+@triton.jit
+def count_of(block_elements: tl.tensor, tile: tl.tensor, tile_elements: tl.constexpr) -> tl.tensor:
+    """How many elements a tile has: none, if it is one that its block lacks."""
+    left = tl.load(block_elements + tile // 64) - (tile % 64).to(tl.int32) * tile_elements
+    return tl.minimum(tl.maximum(left, 0), tile_elements)
 
 
 @triton.jit
@@ -59,11 +67,11 @@ def unit_values(elements: tl.tensor, byte: tl.tensor, part: tl.constexpr, width:
     return values
 
 
-@triton.jit(do_not_specialize=["elements", "skew"])
+@triton.jit(do_not_specialize=["skew"])
 def measure(
     base: tl.tensor,
     target: tl.tensor,
-    elements: tl.tensor,
+    block_elements: tl.tensor,
     keys: tl.tensor,
     skew: tl.tensor,
     pivot: tl.tensor,
@@ -82,17 +90,21 @@ def measure(
     To sums[tile, row, side, q] go the sums of units times K_q over the part of the tile in that row and in the next
     one, for the base and for what the target adds; to changed[tile] the number of changes; if there are exponents, to
     populations[tile, 4] how many of them lie at each distance below *pivot, packed: distances i, i + 4, i + 8 and
-    i + 12 in 16 bits each. An aligned tile has no sums of a next row, and a base that is no pair has no changes.
+    i + 12 in 16 bits each. An aligned tile has no sums of a next row, and a base that is no pair has no changes. Of a
+    tile that its block lacks nothing is written.
     """
     tile = tl.program_id(0).to(tl.int64)
+    count = count_of(block_elements, tile, tile_elements)
+    if count == 0:
+        return
     places = tl.arange(0, tile_elements // 8)[:, None] * 8 + tl.arange(0, 8)[None, :]
-    old = load_tile(base, elements, tile, places, tile_elements)
+    old = load_tile(base, count, tile, places, tile_elements)
     new = old
     if is_pair:
-        new = load_tile(target, elements, tile, places, tile_elements)
+        new = load_tile(target, count, tile, places, tile_elements)
     tl.store(changed + tile, tl.sum((old != new).to(tl.int32)))
     if exponent_bits:
-        mask = places < tl.minimum(elements - tile * tile_elements, tile_elements).to(tl.int32)
+        mask = places < count
         counters = tl.sum(counters_of(distances(old, tl.load(pivot), exponent_bits, exponent_shift), mask), 1)
         four = tl.arange(0, 4)
         widened_counters = (counters[:, None] >> (4 * four)[None, :].to(tl.uint64)) & 0x000F000F000F000F
@@ -160,11 +172,11 @@ def count_above(
     return tl.sum(above, 0)
 
 
-@triton.jit(do_not_specialize=["elements", "first_row"])
+@triton.jit
 def settle(
     base: tl.tensor,
-    elements: tl.tensor,
-    first_row: tl.tensor,
+    block_elements: tl.tensor,
+    first_rows: tl.tensor,
     pivot: tl.tensor,
     sums: tl.tensor,
     populations: tl.tensor,
@@ -175,15 +187,16 @@ def settle(
     exponent_shift: tl.constexpr,
     is_aligned: tl.constexpr,
 ) -> None:
-    """Make what is known of a block of 64 tiles, tile i of which begins in row `first_row` + i of the digest.
+    """Make what is known of a block of 64 tiles, tile i of which begins in row first_rows[block] + i of the digest.
 
     To digests[side, block, q] go the digest of the base and what it grows by; if there are exponents, to tops[block]
     the top one: from the populations, or, where they do not reach that far, by halves.
     """
     block = tl.program_id(0).to(tl.int64)
     tiles = block * 64 + tl.arange(0, 64)
-    is_there = tiles * tile_elements < elements
-    rows = (first_row + tiles).to(tl.uint64)
+    count = tl.load(block_elements + block)
+    is_there = tl.arange(0, 64) * tile_elements < count
+    rows = (tl.load(first_rows + block) + tl.arange(0, 64)).to(tl.uint64)
     for q in tl.static_range(4):
         for side in tl.static_range(2):
             at = sums + tiles * 16 + side * 4 + q
@@ -193,7 +206,6 @@ def settle(
             tl.store(digests + (side * tl.num_programs(0) + block) * 4 + q, tl.sum(values, 0))
     if exponent_bits:
         start = block * 64 * tile_elements
-        count = tl.minimum(elements - start, 64 * tile_elements).to(tl.int32)
         number = tl.arange(0, 16)
         # In memory a tile's populations are those of numbers 0, 4, 8, 12, 1, 5, ... in 16 bits each.
         at = tiles[:, None] * 16 + (number % 4 * 4 + number // 4)[None, :]

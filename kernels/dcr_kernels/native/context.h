@@ -135,6 +135,30 @@ ALWAYS_INLINE void draft_block(int width, const struct block *block, const struc
     write_draft(width, block, top, changes, old, &ranking, draft);
 }
 
+/* Drafts a block of which the changes, their ranks and the members of its classes are known. */
+ALWAYS_INLINE bool draft_of(int width, const struct ranked *known, struct draft *draft, struct fault *fault) {
+    struct ranking ranking = start_ranking(draft->work, known->changed);
+    struct block block = {.width = width, .exponent = known->exponent};
+    uint32_t least[CLASSES] = {0};
+    memcpy(ranking.members, known->members, (known->exponent.bits ? CLASSES : 1) * sizeof *ranking.members);
+    for (size_t i = 0; i < known->changed; i++) {
+        unsigned class = class_of(exponent_of(load_element(known->old, i, width), known->exponent), known->top);
+        uint32_t rank = load32(known->ranks + 4 * i);
+        if (UNLIKELY(rank >= ranking.members[class])) return fail(fault, "no such member of its class", "element", i);
+        if (UNLIKELY(rank < least[class])) return fail(fault, "ranks not ascending in a class", "element", i);
+        least[class] = rank + 1;
+        ranking.classes[i] = (uint8_t)class;
+        ranking.ranks[i] = rank;
+    }
+    struct changes changes = {.values = known->new, .count = known->changed};
+    write_draft(width, &block, known->top, &changes, known->old, &ranking, draft);
+    return true;
+}
+
+static bool draft(const struct ranked *known, struct draft *draft, struct fault *fault) {
+    return FOR_WIDTH(known->width, draft_of, known, draft, fault);
+}
+
 /* The classes of a block while it is decoded; see decode_work_bytes. */
 struct map {
     uint8_t *classes;

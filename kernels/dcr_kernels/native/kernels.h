@@ -83,6 +83,19 @@ struct draft {
     uint8_t *magnitudes;
 };
 
+/* Changes in ascending position of a block that somebody else has gone through: `members` has a u32 for each class, `ranks` one for
+ * each change. */
+struct ranked {
+    int width;
+    struct field exponent;
+    unsigned top;
+    const uint8_t *members;
+    const uint8_t *ranks;
+    const uint8_t *old;
+    const uint8_t *new;
+    size_t changed;
+};
+
 /* What a decoder fills in; positions and values have room for `count` entries, `work` is decode_work_bytes(count).
  * context_decode also digests the base, which lies at byte `offset` of its tensor, as a comparison does, and makes the target in `out`,
  * which may be the base itself, or NULL. */
@@ -131,6 +144,8 @@ struct kernels {
     /* `axes` have at least one element each, and no two elements of `out` are one. */
     void (*copy_box)(uint8_t *out, const uint8_t *source, int width, const struct axis *axes, size_t count);
     void (*compare)(const struct block *block, struct comparison *found);
+    /* The draft's memory is that of a comparison of as many elements as there are members. */
+    bool (*draft)(const struct ranked *known, struct draft *draft, struct fault *fault);
     bool (*context_decode)(struct span stream, const struct block *block, const uint16_t *states, struct decoded *decoded,
                            struct fault *fault);
     bool (*magnitude_bins)(const uint32_t *class_counts, const uint8_t *magnitudes, int width, uint64_t *bins, struct fault *fault);
@@ -161,8 +176,10 @@ static inline size_t decode_work_bytes(size_t count) { return groups_of(count) *
 /* Position codes take at most 1.2 bits a member (5.3); counts, top and head fit the constant. */
 static inline size_t stream_bytes(size_t count, size_t changed) { return count / 4 + changed / 8 + 512; }
 
-/* All of a comparison's memory but its results: the draft's work and stream. */
-static inline size_t compare_bytes(size_t count) { return draft_work_bytes(count) + stream_bytes(count, count); }
+/* All of a draft's memory but its results: its work and stream. */
+static inline size_t draft_bytes(size_t count, size_t changed) { return draft_work_bytes(changed) + stream_bytes(count, changed); }
+
+static inline size_t compare_bytes(size_t count) { return draft_bytes(count, count); }
 
 static inline size_t gap_bytes(size_t count, size_t changed, int width) {
     return count / 4 + changed * (size_t)(width + 2) + 512;

@@ -237,6 +237,50 @@ static PyObject *native_compare(PyObject *Py_UNUSED(module), PyObject *const *ar
     return result;
 }
 
+/* draft(width, bits, shift, top, members, ranks, old, new, class_counts, magnitudes, scratch) -> stream; the scratch is
+ * draft_bytes(sum of members, changes) */
+static PyObject *native_draft(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
+    struct views v;
+    struct ranked known = {0};
+    struct draft draft = {0};
+    struct fault fault;
+    long long top;
+    uint32_t members[CLASSES] = {0};
+    uint64_t all = 0;
+    bool is_good;
+    if (!has_arguments(count, 11) || !get_width(args[0], &known.width) || !get_exponent(args + 1, known.width, &known.exponent) ||
+        !get_integer(args[3], 0, (1LL << known.exponent.bits) - 1, &top) || !acquire(&v, args + 4, 7, 3))
+        return NULL;
+    size_t width = (size_t)known.width, classes = known.exponent.bits ? CLASSES : 1;
+    if (!has_size(&v.view[0], classes, 4, true) || !get_count(&v.view[1], 4, &known.changed)) return stop(&v);
+    memcpy(members, v.view[0].buf, 4 * classes);
+    for (size_t c = 0; c < classes; c++) all += members[c];
+    if (all > UINT32_MAX) {
+        PyErr_Format(PyExc_ValueError, "%llu members of all classes", (unsigned long long)all);
+        return stop(&v);
+    }
+    if (!has_size(&v.view[2], known.changed, width, true) || !has_size(&v.view[3], known.changed, width, true) ||
+        !has_size(&v.view[4], CLASSES, 4, false) || !has_size(&v.view[5], known.changed, width, false) ||
+        !has_size(&v.view[6], draft_bytes((size_t)all, known.changed), 1, false) || !is_aligned(&v.view[6], 4) ||
+        !are_apart(&v, 3, -1, -1))
+        return stop(&v);
+    known.top = (unsigned)top;
+    known.members = (const uint8_t *)members;
+    known.ranks = v.view[1].buf;
+    known.old = v.view[2].buf;
+    known.new = v.view[3].buf;
+    draft.class_counts = v.view[4].buf;
+    draft.magnitudes = v.view[5].buf;
+    draft.work = v.view[6].buf;
+    draft.stream = draft.work + draft_work_bytes(known.changed);
+    const struct kernels *kernels = active;
+    Py_BEGIN_ALLOW_THREADS
+    is_good = kernels->draft(&known, &draft, &fault);
+    Py_END_ALLOW_THREADS
+    PyObject *stream = is_good ? PyBytes_FromStringAndSize((const char *)draft.stream, (Py_ssize_t)draft.stream_size) : NULL;
+    return finish(&v, is_good, &fault, stream);
+}
+
 /* magnitude_bins(width, class_counts, magnitudes, bins), bins zero before */
 static PyObject *native_magnitude_bins(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
     struct views v;
@@ -394,6 +438,14 @@ static PyObject *native_compare_bytes(PyObject *Py_UNUSED(module), PyObject *con
     return PyLong_FromSize_t(compare_bytes((size_t)members));
 }
 
+/* draft_bytes(members, changed) -> the scratch that draft needs */
+static PyObject *native_draft_bytes(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
+    long long members, changed;
+    if (!has_arguments(count, 2) || !get_integer(args[0], 0, UINT32_MAX, &members) || !get_integer(args[1], 0, UINT32_MAX, &changed))
+        return NULL;
+    return PyLong_FromSize_t(draft_bytes((size_t)members, (size_t)changed));
+}
+
 static PyObject *native_decode_bytes(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
     long long members;
     if (!has_arguments(count, 1) || !get_integer(args[0], 0, UINT32_MAX, &members)) return NULL;
@@ -444,6 +496,7 @@ static PyMethodDef methods[] = {
     FAST(patch_xor),
     FAST(copy_box),
     FAST(compare),
+    FAST(draft),
     FAST(context_decode),
     FAST(magnitude_bins),
     FAST(magnitude_encode),
@@ -451,6 +504,7 @@ static PyMethodDef methods[] = {
     FAST(gap_encode),
     FAST(gap_decode),
     FAST(compare_bytes),
+    FAST(draft_bytes),
     FAST(decode_bytes),
     FAST(gap_bytes),
     {"levels", native_levels, METH_NOARGS, NULL},

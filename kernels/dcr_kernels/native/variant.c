@@ -18,6 +18,7 @@ const struct kernels JOIN(kernels_, LEVEL) = {
     .patch_xor = patch_xor,
     .copy_box = copy_box,
     .compare = compare,
+    .draft = draft,
     .context_decode = context_decode,
     .magnitude_bins = magnitude_bins,
     .magnitude_encode = magnitude_encode,

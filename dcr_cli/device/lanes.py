@@ -1,0 +1,137 @@
+"""A device's memory and streams: three lanes, for bytes on their way there, for kernels, and for what comes back.
+
+Several threads use them at once: while one waits for its copy, another computes, a third takes its results home. Each
+waits until its own step is done, so that no step begins before what it needs is there, and memory is free when its last
+user has returned.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import torch
+
+from dcr_cli.errors import LocalError, UnsupportedError
+
+Result = TypeVar("Result")
+# It has no types for its streams and events.
+_UNTYPED: Any = torch.cuda
+
+
+class Lane(Protocol):
+    """Does work of one kind, one after the other."""
+
+    def run(self, work: Callable[[], Result]) -> tuple[Result, float]:
+        """Do it, and wait until it is done: what it returns, and the seconds that it took itself.
+
+        LocalError if the device fails, or its memory does not suffice.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Lanes:
+    """A device: its name, as `--device` has it, its model, its lanes, and whether its copies want pinned memory."""
+
+    name: str
+    model: str
+    device: torch.device
+    up: Lane
+    compute: Lane
+    back: Lane
+    is_pinned: bool
+
+    def settle(self) -> None:
+        """Wait for what the caller has had the device begin, in the stream that is his, before another reads of it."""
+        if self.device.type == "cuda":
+            with _failing(self.name):
+                torch.cuda.current_stream(self.device).synchronize()
+
+    def host_memory(self, count_bytes: int) -> torch.Tensor:
+        """Memory of the host that copies to and from the device do not have to stage."""
+        with _failing(self.name):
+            return torch.empty(count_bytes, dtype=torch.uint8, pin_memory=self.is_pinned)
+
+    def device_memory(self, count_bytes: int) -> torch.Tensor:
+        """Memory of the device."""
+        with _failing(self.name):
+            return torch.empty(count_bytes, dtype=torch.uint8, device=self.device)
+
+
+class _CudaLane:
+    """A stream of its own."""
+
+    def __init__(self, name: str, device: torch.device) -> None:
+        self._name = name
+        self._device = device
+        self._lock = threading.Lock()
+        with _failing(name), torch.cuda.device(device):
+            self._stream: Any = _UNTYPED.Stream(device)
+
+    def run(self, work: Callable[[], Result]) -> tuple[Result, float]:
+        with _failing(self._name), torch.cuda.device(self._device):
+            start, end = (_UNTYPED.Event(enable_timing=True) for _ in range(2))
+            with self._lock, torch.cuda.stream(self._stream):
+                start.record()
+                result = work()
+                end.record()
+            end.synchronize()
+            return result, float(start.elapsed_time(end)) / 1000
+
+
+class _HostLane:
+    """The host itself, on which Triton's interpreter runs kernels: what they do can be seen without a device."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def run(self, work: Callable[[], Result]) -> tuple[Result, float]:
+        with self._lock:
+            start = time.perf_counter()
+            return work(), time.perf_counter() - start
+
+
+def cuda_lanes(index: int, what: str) -> Lanes:
+    """CUDA device number `index`; UnsupportedError about `what` if there is none."""
+    hint = "--device cpu gives the same bytes"
+    if torch.version.cuda is None:
+        facts = f"torch {torch.__version__} is built without CUDA"
+        raise UnsupportedError(what, facts, hint=f"install a build of torch with CUDA; {hint}")
+    try:
+        count = torch.cuda.device_count()
+        if not count:
+            raise UnsupportedError(what, "torch finds no CUDA device", hint=f"nvidia-smi shows what is there; {hint}")
+        if index >= count:
+            facts = f"there {'is one CUDA device' if count == 1 else f'are {count} CUDA devices'}, numbered from 0"
+            raise UnsupportedError(what, facts, hint=hint)
+        model = torch.cuda.get_device_name(index)
+    except RuntimeError as error:
+        raise UnsupportedError(what, f"CUDA does not start: {_first_line(error)}", hint=hint) from error
+    name, device = f"cuda:{index}", torch.device("cuda", index)
+    up, compute, back = (_CudaLane(name, device) for _ in range(3))
+    return Lanes(name, model, device, up, compute, back, is_pinned=True)
+
+
+def interpreted_lanes() -> Lanes:
+    """Triton's interpreter in the place of a device, where TRITON_INTERPRET was set before Triton was imported."""
+    up, compute, back = (_HostLane() for _ in range(3))
+    return Lanes("interpreter", "Triton's interpreter", torch.device("cpu"), up, compute, back, is_pinned=False)
+
+
+@contextmanager
+def _failing(name: str) -> Iterator[None]:
+    """What a device says when it fails, as the error that it is."""
+    try:
+        yield
+    except torch.cuda.OutOfMemoryError as error:
+        raise LocalError(name, "out of memory", hint="free some of it, or give --device cpu") from error
+    except RuntimeError as error:
+        raise LocalError(name, f"failed: {_first_line(error)}", hint="--device cpu gives the same bytes") from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
