@@ -19,7 +19,8 @@ from dcr_cli.checkpoint.digest import add
 from dcr_cli.checkpoint.header import Dtype
 from dcr_cli.delta.choice import Allowed
 from dcr_cli.delta.encoding import BLOCK_BYTES, Elements, block_elements, compared_of
-from dcr_cli.delta.scan import Pace, Part, Scanned, Scans, ScansRuns, pace_of
+from dcr_cli.delta.scan import Part, Scanned
+from dcr_cli.delta.scanning import Pace, Scans, ScansRuns, pace_of
 from dcr_cli.stages import Stages
 from dcr_kernels.reference import ROW_BYTES
 
