@@ -21,7 +21,8 @@ import dcr_kernels as kernels
 from dcr_cli.checkpoint.checkpoint import Checkpoint, Reader, Tensor
 from dcr_cli.checkpoint.digest import State, TensorDigest, add, content_digest, digest_bytes, files_digest, no_digest
 from dcr_cli.delta.encoding import BLOCK_BYTES
-from dcr_cli.delta.scan import Pace, Part, pace_of, parts_of, tasks_of
+from dcr_cli.delta.scan import Part, parts_of, tasks_of
+from dcr_cli.delta.scanning import Pace, pace_of
 from dcr_cli.work import threads
 
 Progress = Callable[[str, int, int], None]

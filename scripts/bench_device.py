@@ -24,7 +24,7 @@ import dcr_cli
 import dcr_kernels as kernels
 from dcr_cli.checkpoint.header import write_header
 from dcr_cli.delta.encoding import BLOCK_BYTES
-from dcr_cli.device.comparing import Device, Piece
+from dcr_cli.device.comparing import Batch, Device
 from dcr_cli.stages import Stages
 from dcr_kernels import gpu
 
@@ -99,11 +99,11 @@ def pair(lanes: Lanes, elements: int, percent: int) -> tuple[torch.Tensor, torch
 
 
 def check_comparison(lanes: Lanes, base: torch.Tensor, target: torch.Tensor) -> None:
-    """BenchError unless the device finds in each block of a piece what the CPU finds."""
+    """BenchError unless the device finds in each block of a batch what the CPU finds."""
     size = BLOCK_BYTES // 2
     old, new = base.cpu().numpy(), target.cpu().numpy()
-    piece = Piece(2, (gpu.Run(len(old), 0),), EXPONENT)
-    found = Device(lanes, Stages(), slots=1).compare(piece, base, target)
+    batch = Batch(2, (gpu.Run(len(old), 0),), EXPONENT)
+    found = Device(lanes, Stages(), slots=1).compare(batch, base, target)
     for number, block in enumerate(found):
         here = slice(number * size, (number + 1) * size)
         expected = kernels.compare(old[here], new[here], number * BLOCK_BYTES, EXPONENT)

@@ -67,21 +67,21 @@ class DeviceDeltas:
 
     @pytest.fixture(autouse=True)
     def device(self, lanes: Any, monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
-        """Have the device found as cuda:0, and count the pieces that go there, by width."""
+        """Have the device found as cuda:0, and count the batches that go there, by width."""
         from dcr_cli.device import comparing
 
         monkeypatch.setattr(finding, "find", lambda index: lanes)
         monkeypatch.setattr(device_scan, "RUN_BYTES", 1)
         monkeypatch.setattr(device_scan, "LEAST_BYTES", 1)
-        pieces: Counter[int] = Counter()
+        batches: Counter[int] = Counter()
         compare = comparing.Device.compare
 
-        def counted(device: Any, piece: Any, base: Any, target: Any) -> Any:
-            pieces[piece.width] += 1
-            return compare(device, piece, base, target)
+        def counted(device: Any, batch: Any, base: Any, target: Any) -> Any:
+            batches[batch.width] += 1
+            return compare(device, batch, base, target)
 
         monkeypatch.setattr(comparing.Device, "compare", counted)
-        return pieces
+        return batches
 
     def check(self, base: Path, target: Path, out: Path, encoding: str = "auto", *, jobs: int = 1) -> Any:
         """Compare the two deltas; the device's is applied, too."""
@@ -118,10 +118,10 @@ class DeviceDeltas:
     def test_tasks_and_what_comes_back_in_parts(
         self, tmp_path: Path, device: Counter[int], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A tensor larger than a slot goes there in pieces; changes that do not fit come back block by block."""
+        """A tensor larger than a slot goes there in batches; changes that do not fit come back block by block."""
         from dcr_cli.device import comparing
 
-        monkeypatch.setattr(comparing, "PIECE_BYTES", 2 * BLOCK_BYTES)
+        monkeypatch.setattr(comparing, "BATCH_BYTES", 2 * BLOCK_BYTES)
         # So many changes of F64 take 64 KiB: those of a block, and not of two.
         monkeypatch.setattr(comparing, "_BACK_BYTES", 64 << 10)
         n = BLOCK_BYTES // 8
@@ -211,13 +211,13 @@ class DeviceDeltas:
         assert tree(tmp_path / "strided") == tree(tmp_path / "plain")
         assert strided.changed_elements == plain.changed_elements == 86
 
-    def test_tensors_that_are_longer_than_a_piece(
+    def test_tensors_that_are_longer_than_a_batch(
         self, tmp_path: Path, device: Counter[int], memory: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Of the block in the second one all is kept, as much of it changed."""
         from dcr_cli.device import comparing
 
-        monkeypatch.setattr(comparing, "PIECE_BYTES", 2 * BLOCK_BYTES)
+        monkeypatch.setattr(comparing, "BATCH_BYTES", 2 * BLOCK_BYTES)
         n = BLOCK_BYTES // 8
         old, new = pair(SPECS["F64"], n + 9, 0.01)
         new[n:] = old[n:] ^ np.uint64(3 << 40)

@@ -53,26 +53,26 @@ class CpuScanner:
 class FakeDevice:
     """Compares on the CPU, block by block, and notes what it was given at once."""
 
-    piece_bytes = 8 * BLOCK_BYTES
+    batch_bytes = 8 * BLOCK_BYTES
     slots = 1
 
     def __init__(self) -> None:
-        self.pieces: list[Any] = []
+        self.batches: list[Any] = []
 
-    def compare(self, piece: Any, base: Any, target: Any) -> Iterator[kernels.Comparison]:
-        self.pieces.append(piece)
-        sides = [np.full(piece.ends[-1], 255, np.uint8) for _ in range(2)]
+    def compare(self, batch: Any, base: Any, target: Any) -> Iterator[kernels.Comparison]:
+        self.batches.append(batch)
+        sides = [np.full(batch.ends[-1], 255, np.uint8) for _ in range(2)]
         for side, read in zip(sides, (base, target), strict=True):
             read(side)
-        old, new = (side.view(f"<u{piece.width}") for side in sides)
-        for run, end in zip(piece.runs, piece.ends, strict=True):
-            begin = end // piece.width - run.elements
-            assert begin * piece.width % BLOCK_BYTES == 0
-            size = BLOCK_BYTES // piece.width
+        old, new = (side.view(f"<u{batch.width}") for side in sides)
+        for run, end in zip(batch.runs, batch.ends, strict=True):
+            begin = end // batch.width - run.elements
+            assert begin * batch.width % BLOCK_BYTES == 0
+            size = BLOCK_BYTES // batch.width
             for first in range(begin, begin + run.elements, size):
                 here = slice(first, min(first + size, begin + run.elements))
-                offset = run.offset + (first - begin) * piece.width
-                yield kernels.compare(old[here], new[here], offset, piece.exponent)
+                offset = run.offset + (first - begin) * batch.width
+                yield kernels.compare(old[here], new[here], offset, batch.exponent)
 
 
 def tensor(name: str, count_bytes: int, dtype: str = "BF16") -> Tensor:
@@ -126,7 +126,7 @@ def test_many_short_tensors_go_at_once(
     scan(device, scanner, parts)
     assert not scanner.scanned
     # Each takes three blocks.
-    assert [len(piece.runs) for piece in device.pieces] == [2, 2, 2, 1]
+    assert [len(batch.runs) for batch in device.batches] == [2, 2, 2, 1]
 
 
 def test_what_stays_on_the_cpu(device: FakeDevice, scanner: CpuScanner, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,7 +143,7 @@ def test_what_stays_on_the_cpu(device: FakeDevice, scanner: CpuScanner, monkeypa
     gone_there = blocks(6, 2 * MIB)
     scan(device, scanner, [*kept[:3], *gone_there, *kept[3:]])
     assert scanner.scanned == kept
-    assert [piece.bytes for piece in device.pieces] == [2 * MIB]
+    assert [batch.bytes for batch in device.batches] == [2 * MIB]
 
 
 def test_kinds_do_not_mix(device: FakeDevice, scanner: CpuScanner, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +153,7 @@ def test_kinds_do_not_mix(device: FakeDevice, scanner: CpuScanner, monkeypatch: 
     parts = [*blocks(1, MIB), *blocks(2, MIB, "F16"), *blocks(3, MIB), *moved, *blocks(5, MIB, "I32")]
     scan(device, scanner, parts)
     assert not scanner.scanned
-    found = sorted((piece.width, piece.exponent, len(piece.runs)) for piece in device.pieces)
+    found = sorted((batch.width, batch.exponent, len(batch.runs)) for batch in device.batches)
     assert found == [(2, (5, 10), 1), (2, (8, 7), 1), (2, (8, 7), 2), (4, (0, 0), 1)]
 
 

@@ -11,7 +11,10 @@ import torch
 from numpy.typing import NDArray
 
 import dcr_cli
+from dcr_cli.delta import device_scan
+from dcr_cli.device import finding
 from dcr_cli.errors import UnsupportedError, UsageError
+from dcr_cli.publisher import devices
 from receivers import tree
 from strategies import write_checkpoint
 
@@ -80,3 +83,24 @@ def test_wrong_arguments(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(UsageError):
         dcr_cli.diff_tensors(OLD, OLD, tmp_path / "file")
+
+
+def test_where_tensors_are_compared_is_chosen_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a device cannot be had that tensors lie on, the CPU compares them, and that is said; one that was asked for
+    is an error."""
+
+    def find(index: int) -> Any:
+        raise UnsupportedError(f"--device cuda:{index}", "Triton is not installed")
+
+    def there(given: Any, tensor: Any) -> tuple[int, Any]:
+        return 2, torch.from_numpy(given).reshape(-1).view(torch.uint8)
+
+    monkeypatch.setattr(finding, "find", find)
+    monkeypatch.setattr(devices, "bytes_there", there)
+    monkeypatch.setattr(device_scan, "RUN_BYTES", 20)
+    result = dcr_cli.diff_tensors(OLD, OLD | {"a": -OLD["a"]})
+    assert (result.device, result.account.why, result.changed_elements) == ("cpu", "Triton is not installed", 6)
+    assert dcr_cli.diff_tensors(OLD, OLD, device="cpu").account.why == "as asked for"
+    for wish in ("cuda", "cuda:2"):
+        with pytest.raises(UnsupportedError, match="Triton is not installed"):
+            dcr_cli.diff_tensors(OLD, OLD, device=wish)

@@ -657,3 +657,19 @@ def test_memory_is_bounded(tmp_path: Path, remote: Path, place: Path) -> None:
     done = subprocess.run([sys.executable, "-c", _LARGE, remote, place], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) < 100
+
+
+def test_a_device_that_cannot_be_had_is_refused_at_once(remote: Path, place: Path) -> None:
+    with pytest.raises(UsageError, match=r"^--device: "):
+        Publisher(remote, place, device="gpu")
+    with pytest.raises(UnsupportedError, match=r"^--device cuda:4095: "):
+        Publisher(remote, place, device="cuda:4095")
+    assert not remote.exists()
+
+
+def test_what_was_compared_where_is_told(steps: list[Path], remote: Path, place: Path) -> None:
+    push(steps[0], remote, baseline=place)
+    with Publisher(remote, place) as publisher:
+        result = publish(publisher, steps[1])
+    assert result.device == "cpu" and result.account is not None
+    assert {"read and compare", "code", "write"} <= {stage.name for stage in result.account.stages}

@@ -19,7 +19,8 @@ from dcr_cli.checkpoint.digest import add
 from dcr_cli.checkpoint.header import Dtype
 from dcr_cli.delta.choice import Allowed
 from dcr_cli.delta.encoding import BLOCK_BYTES, Elements, block_elements, compared_of
-from dcr_cli.delta.scan import Pace, Part, Scanned, Scans, ScansRuns, pace_of
+from dcr_cli.delta.scan import Part, Scanned
+from dcr_cli.delta.scanning import Pace, Scans, ScansRuns, pace_of
 from dcr_cli.stages import Stages
 from dcr_kernels.reference import ROW_BYTES
 
@@ -92,7 +93,7 @@ class DeviceScanner:
             if offset is not None:
                 each = _Run(first, run, offset)
                 batch = open_ones.setdefault(each.kind, [])
-                if sum(map(_padded, batch)) + _padded(each) > self._device.piece_bytes:
+                if sum(map(_padded, batch)) + _padded(each) > self._device.batch_bytes:
                     batches.append(batch)
                     batch = open_ones[each.kind] = []
                 batch.append(each)
@@ -115,21 +116,21 @@ class DeviceScanner:
         return has_sides and sum(part.bytes for part in run) >= RUN_BYTES and not self.is_sent_whole(first.tensor)
 
     def _scan_batch(self, batch: Sequence[_Run]) -> list[Scanned]:
-        from dcr_cli.device.comparing import Piece
+        from dcr_cli.device.comparing import Batch
         from dcr_kernels.gpu import Run
 
         dtype, allowed = batch[0].parts[0].tensor.dtype, self._allowed
         exponent = (dtype.exponent_bits, dtype.exponent_shift) if allowed.context else None
-        piece = Piece(dtype.width, tuple(Run(run.elements, run.offset) for run in batch), exponent)
+        there = Batch(dtype.width, tuple(Run(run.elements, run.offset) for run in batch), exponent)
 
         def read(read_run: Callable[[Sequence[Part], NDArray[np.uint8]], None], buffer: NDArray[np.uint8]) -> None:
-            for run, end in zip(batch, piece.ends, strict=True):
+            for run, end in zip(batch, there.ends, strict=True):
                 read_run(run.parts, buffer[end - run.bytes : end])
 
         sides = partial(read, self._scanner.read_base), partial(read, self._scanner.read_target)
         parts = [part for run in batch for part in run.parts]
         scanned = []
-        for part, found in zip(parts, self._device.compare(piece, *sides), strict=True):
+        for part, found in zip(parts, self._device.compare(there, *sides), strict=True):
             is_sample = part.row != self.chosen_row
             compared = compared_of(found, part.elements, gap=allowed.gap, is_sample=is_sample)
             target_digest = add(compared.digest, compared.growth)
@@ -152,7 +153,7 @@ def scanning(
 
     device = Device(lanes, stages, slots=jobs)
     # A task has at most a block less one byte more than is asked for. While each slot is at one, others are drafted.
-    return DeviceScanner(device, scanner, allowed), Pace(device.piece_bytes - BLOCK_BYTES, 2 * device.slots)
+    return DeviceScanner(device, scanner, allowed), Pace(device.batch_bytes - BLOCK_BYTES, 2 * device.slots)
 
 
 def runs_of(parts: Sequence[Part]) -> Iterator[list[Part]]:

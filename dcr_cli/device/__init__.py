@@ -1,1 +1,1 @@
-"""Comparing on a CUDA device: which one, its memory and streams, pieces that go there, changes that come back."""
+"""Comparing on a CUDA device: which one, its memory and streams, batches that go there, changes that come back."""

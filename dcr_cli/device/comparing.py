@@ -1,7 +1,7 @@
-"""Compares pieces on a device: their sides go there, and only what changed comes back.
+"""Compares batches on a device: their sides go there, and only what changed comes back.
 
-What kernels do is dcr_kernels.gpu's matter; which pieces there are, and what is made of their changes, the caller's.
-Memory is bounded: a few slots, each with room for both sides of a piece on the host and on the device.
+What kernels do is dcr_kernels.gpu's matter; which batches there are, and what is made of their changes, the caller's.
+Memory is bounded: a few slots, each with room for both sides of a batch on the host and on the device.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ import dcr_kernels as kernels
 from dcr_cli.device.lanes import Lanes
 from dcr_cli.stages import Stages
 from dcr_kernels.gpu import Compared, Ranks, Run, compare_runs, digest
+from dcr_kernels.gpu.elements import BLOCK_BYTES
 
-# No piece has sides of more bytes: then a copy takes a few milliseconds, against some 0.2 of launches and waits.
-PIECE_BYTES = 64 << 20
+# No batch has sides of more bytes: then a copy takes a few milliseconds, against half a one of launches and waits.
+BATCH_BYTES = 64 << 20
 # While one slot is read into, one is copied, one compared, and one comes back.
 MOST_SLOTS = 4
 # What comes back does so in parts of this size; all changes of a block fit, of any width.
 _BACK_BYTES = 16 << 20
-BLOCK_BYTES = 1 << 19
 _ELEMENTS = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32, 8: torch.uint64}
 
 # Fills an array of bytes with its runs, or is one on the device already.
@@ -36,7 +36,7 @@ Side = Callable[[NDArray[np.uint8]], None] | torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class Batch:
     """Elements of one width that are compared at once, `exponent` being given if changes are to be ranked: runs, each
     of which begins a block."""
 
@@ -60,7 +60,7 @@ class Piece:
 
 
 class _Slot:
-    """Room for one piece: for what comes back, and for each side that is read, on either end of the way."""
+    """Room for one batch: for what comes back, and for each side that is read, on either end of the way."""
 
     def __init__(self, lanes: Lanes) -> None:
         self._lanes = lanes
@@ -70,13 +70,13 @@ class _Slot:
     def rooms(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Room for a side on the host and on the device, made when it is first needed."""
         if number not in self._rooms:
-            self._rooms[number] = self._lanes.host_memory(PIECE_BYTES), self._lanes.device_memory(PIECE_BYTES)
+            self._rooms[number] = self._lanes.host_memory(BATCH_BYTES), self._lanes.device_memory(BATCH_BYTES)
         return self._rooms[number]
 
 
 @dataclass(frozen=True, slots=True)
 class _Summary:
-    """What is known of the blocks of a piece, on the host, but for the changes themselves."""
+    """What is known of the blocks of a batch, on the host, but for the changes themselves."""
 
     digests: NDArray[np.uint32]
     growths: NDArray[np.uint32]
@@ -86,30 +86,30 @@ class _Summary:
 
 
 class Device:
-    """Compares pieces in any number of threads, at most `slots` of them at once."""
+    """Compares batches in any number of threads, at most `slots` of them at once."""
 
     def __init__(self, lanes: Lanes, stages: Stages, *, slots: int) -> None:
         self.lanes = lanes
-        self.piece_bytes = PIECE_BYTES
+        self.batch_bytes = BATCH_BYTES
         self.slots = min(slots, MOST_SLOTS)
         self._stages = stages
         self._turn = threading.Semaphore(self.slots)
         self._free: list[_Slot] = []
 
-    def compare(self, piece: Piece, base: Side, target: Side) -> Iterator[kernels.Comparison]:
-        """What changes in each block of a piece, in order, with drafts if changes are ranked.
+    def compare(self, batch: Batch, base: Side, target: Side) -> Iterator[kernels.Comparison]:
+        """What changes in each block of a batch, in order, with drafts if changes are ranked.
 
         A side that is read is so before the first is given; one that lies on the device must not change until then.
         Both are as long as the end of the last run. LocalError if the device fails.
         """
-        if piece.ends[-1] > PIECE_BYTES:
-            raise ValueError(f"a piece of {piece.ends[-1]} bytes, more than {PIECE_BYTES}")
+        if batch.ends[-1] > BATCH_BYTES:
+            raise ValueError(f"a batch of {batch.ends[-1]} bytes, more than {BATCH_BYTES}")
         with self._slot() as slot:
-            old, new = (self._bring(slot, number, piece, side) for number, side in enumerate((base, target)))
-            found, seconds = self.lanes.compute.run(lambda: compare_runs(old, new, piece.runs, piece.exponent))
-            self._stages.add("compare", piece.bytes, seconds)
+            old, new = (self._bring(slot, number, batch, side) for number, side in enumerate((base, target)))
+            found, seconds = self.lanes.compute.run(lambda: compare_runs(old, new, batch.runs, batch.exponent))
+            self._stages.add("compare", batch.bytes, seconds)
             summary = self._summary(slot, found)
-            yield from self._blocks(slot, piece, found, summary)
+            yield from self._blocks(slot, batch, found, summary)
 
     def digest(self, data: torch.Tensor, width: int) -> NDArray[np.uint32]:
         """The digest of all bytes of a tensor that lies on the device."""
@@ -131,16 +131,16 @@ class Device:
             finally:
                 self._free.append(slot)
 
-    def _bring(self, slot: _Slot, number: int, piece: Piece, side: Side) -> torch.Tensor:
+    def _bring(self, slot: _Slot, number: int, batch: Batch, side: Side) -> torch.Tensor:
         """One side on the device, as elements."""
         if isinstance(side, torch.Tensor):
-            return side.view(_ELEMENTS[piece.width])
-        host, there = (room[: piece.ends[-1]] for room in slot.rooms(number))
-        with self._stages.timed("read", piece.bytes):
+            return side.view(_ELEMENTS[batch.width])
+        host, there = (room[: batch.ends[-1]] for room in slot.rooms(number))
+        with self._stages.timed("read", batch.bytes):
             side(host.numpy())
         _, seconds = self.lanes.up.run(lambda: there.copy_(host, non_blocking=True))
-        self._stages.add("copy there", piece.bytes, seconds)
-        return there.view(_ELEMENTS[piece.width])
+        self._stages.add("copy there", batch.bytes, seconds)
+        return there.view(_ELEMENTS[batch.width])
 
     def _summary(self, slot: _Slot, found: Compared) -> _Summary:
         ranking = found.ranking
@@ -149,7 +149,7 @@ class Device:
         parts = [part.copy() for part in self._fetch(slot, (found.digests, found.growths, found.starts, *ranks))]
         return _Summary(*parts[:3], *(parts[3:] if ranks else (None, None)))
 
-    def _blocks(self, slot: _Slot, piece: Piece, found: Compared, summary: _Summary) -> Iterator[kernels.Comparison]:
+    def _blocks(self, slot: _Slot, batch: Batch, found: Compared, summary: _Summary) -> Iterator[kernels.Comparison]:
         """Fetch the changes of as many blocks at once as fit, and draft them one by one."""
         of_changes = found.positions, found.old, found.new, *_ranks_of(found.ranking)
         most = _BACK_BYTES // sum(tensor.itemsize for tensor in of_changes)
@@ -163,19 +163,19 @@ class Device:
             arrays = self._fetch(slot, tuple(tensor[begin:end] for tensor in of_changes))
             for block, (start, stop) in enumerate(pairwise(starts[first : last + 1]), first):
                 changes = tuple(array[start - begin : stop - begin] for array in arrays)
-                yield self._comparison(piece, summary, block, changes)
+                yield self._comparison(batch, summary, block, changes)
             first = last
 
     def _comparison(
-        self, piece: Piece, summary: _Summary, block: int, changes: tuple[NDArray[Any], ...]
+        self, batch: Batch, summary: _Summary, block: int, changes: tuple[NDArray[Any], ...]
     ) -> kernels.Comparison:
         # The next block's changes come to where these are.
         positions, old, new = (each.copy() for each in changes[:3])
         draft = None
-        if piece.exponent is not None and summary.tops is not None and summary.members is not None and len(positions):
+        if batch.exponent is not None and summary.tops is not None and summary.members is not None and len(positions):
             ranking = kernels.Ranking(int(summary.tops[block]), summary.members[block], changes[3])
             with self._stages.timed("draft", old.nbytes):
-                draft = kernels.draft(ranking, old, new, piece.exponent)
+                draft = kernels.draft(ranking, old, new, batch.exponent)
         return kernels.Comparison(summary.digests[block], summary.growths[block], positions, old, new, draft)
 
     def _fetch(self, slot: _Slot, tensors: tuple[torch.Tensor, ...]) -> tuple[NDArray[Any], ...]:

@@ -78,7 +78,7 @@ class Comparer:
         if taken.device is None:
             most, tasks = 2 * self._jobs, (partial(self._compare, part, taken.data) for part in parts)
         else:
-            lists = tasks_of(parts, taken.device.piece_bytes - BLOCK_BYTES)
+            lists = tasks_of(parts, taken.device.batch_bytes - BLOCK_BYTES)
             most, tasks = 2 * taken.device.slots, (partial(self._compare_there, run, taken) for _, run in lists)
         ahead: deque[Future[list[ComparedBlock]]] = deque()
         try:
@@ -128,17 +128,17 @@ class Comparer:
 
     def _compare_there(self, run: Sequence[Part], taken: Taken) -> list[ComparedBlock]:
         """Blocks that follow each other, on the device."""
-        from dcr_cli.device.comparing import Piece
+        from dcr_cli.device.comparing import Batch
         from dcr_kernels.gpu import Run
 
         assert taken.device is not None
         dtype = run[0].tensor.dtype
         begin = run[0].start * dtype.width
         exponent = (dtype.exponent_bits, dtype.exponent_shift) if self._allowed.context else None
-        piece = Piece(dtype.width, (Run(sum(part.elements for part in run), begin),), exponent)
-        sides = self._base_side(run, taken.device), taken.side(begin, begin + piece.bytes)
+        batch = Batch(dtype.width, (Run(sum(part.elements for part in run), begin),), exponent)
+        sides = self._base_side(run, taken.device), taken.side(begin, begin + batch.bytes)
         blocks = []
-        for part, found in zip(run, taken.device.compare(piece, *sides), strict=True):
+        for part, found in zip(run, taken.device.compare(batch, *sides), strict=True):
             compared = compared_of(found, part.elements, gap=self._allowed.gap)
             change = None
             if compared.draft is not None:

@@ -20,7 +20,8 @@ from dcr_cli.delta.encoding import Encoding, LoadBlock, block_elements
 from dcr_cli.delta.feed import PieceFeed, write_file
 from dcr_cli.delta.manifest import PayloadRow, Run
 from dcr_cli.delta.payload import PayloadWriter
-from dcr_cli.delta.scan import Pace, Part, Scanned, Scanner, Scans, ScansRuns
+from dcr_cli.delta.scan import Part, Scanned, Scanner
+from dcr_cli.delta.scanning import Pace, Scans, ScansRuns
 from dcr_cli.device.finding import choose
 from dcr_cli.device.wish import Wish
 from dcr_cli.errors import ConflictError

@@ -40,10 +40,10 @@ class TestDeltasOnDevice(DeviceDeltas):
         rate: float,
         encoding: str,
     ) -> None:
-        """More pieces than slots, of tensors that take more than one each."""
+        """More batches than slots, of tensors that take more than one each."""
         from dcr_cli.device import comparing
 
-        monkeypatch.setattr(comparing, "PIECE_BYTES", 8 * BLOCK_BYTES)
+        monkeypatch.setattr(comparing, "BATCH_BYTES", 8 * BLOCK_BYTES)
         tensors = {f"layers.{number}": sides("BF16", 8 * BLOCK_BYTES + 65, rate, number) for number in range(6)}
         self.check(
             *write_pair(tmp_path, tensors | {"f32": sides("F32", BLOCK_BYTES, rate)}), tmp_path, encoding, jobs=8
