@@ -18,13 +18,13 @@ from dcr_cli.checkpoint.header import DTYPES
 from dcr_cli.checkpoint.names import listed, shown
 from dcr_cli.checkpoint.patterns import Patterns
 from dcr_cli.errors import UnsupportedError, UsageError
-from dcr_cli.layout.addresses import NOWHERE, Addresses, Digit, Drawn, Found, give_addresses, read_addresses
+from dcr_cli.layout.addresses import NOWHERE, Addresses, Digit, Drawn, Found, WritesBits, give_addresses, read_addresses
 from dcr_cli.layout.coverage import Coverage, coordinate
 from dcr_cli.layout.fitting import TooIrregularError
 from dcr_cli.layout.layout import KEEP, ZERO, Form, Layout, LocalTensor, Placement
 from dcr_cli.layout.loader import Loader
 from dcr_cli.layout.opening import forms_of
-from dcr_cli.layout.probe_files import Kept, ProbeFolder, WritesBits
+from dcr_cli.layout.probe_files import Kept, ProbeFolder
 from dcr_cli.layout.tracing import Expectation, Trace, parts_of
 
 _SEED = 20_011

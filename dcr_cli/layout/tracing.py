@@ -1,5 +1,5 @@
-"""What the addresses in a local tensor come to: the boxes of canonical tensors that it is made of, and what a load of
-drawn numbers leaves in it then. Pure.
+"""What the addresses in a local tensor come to: the boxes of canonical tensors that it is made of, and what a load
+of other values leaves in it then. Pure.
 
 Whose loads they were, and where what they left was read from, is probe.py's, or live/'s.
 """
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dcr_cli.checkpoint.header import DTYPES
-from dcr_cli.layout.addresses import NOWHERE, Addresses, Drawn
+from dcr_cli.layout.addresses import NOWHERE, Addresses, WritesBits
 from dcr_cli.layout.box import Box, Indices, Rectangle
 from dcr_cli.layout.fitting import Fitting
 from dcr_cli.layout.layout import Form, Placement
@@ -59,18 +59,18 @@ class Trace:
 
 
 class Expectation:
-    """What a local tensor with these placements holds after a load of drawn numbers, where they lead."""
+    """What a local tensor with these placements holds after a load of certain values, where they lead."""
 
-    def __init__(self, addresses: Addresses, form: Form, placements: Sequence[Placement], drawn: Drawn) -> None:
+    def __init__(self, addresses: Addresses, form: Form, placements: Sequence[Placement], values: WritesBits) -> None:
         self._dtype = DTYPES[form.dtype]
         self._boxes = [(addresses.begins[each.tensor], each.box.inverse()) for each in placements]
-        self._drawn = drawn
+        self._values = values
 
     def put(self, elements: NDArray[Any], first: int) -> None:
         """Write it into `elements`, which are those from number `first` on."""
         for begin, box in self._boxes:
             for part in box.rectangles(box.rank(first), box.rank(first + len(elements))):
-                bits = self._drawn.bits(self._dtype, begin + _canonical_of(box, part).reshape(-1))
+                bits = self._values.bits(self._dtype, begin + _canonical_of(box, part).reshape(-1))
                 box.canonical_view(elements, first, part)[...] = bits.reshape(part.counts)
 
 
