@@ -298,6 +298,27 @@ def test_what_cannot_be_told_is_refused(tmp_path: Path) -> None:
     receiver.apply()
 
 
+class Counting(Converting):
+    """It counts its loads, which no tensor of a checkpoint is the source of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(2, dtype=torch.int32))
+
+    def load_weights(self, weights: Any) -> None:
+        super().load_weights(weights)
+        self.get_buffer("count").add_(1)
+
+
+def test_what_changes_by_itself_comes_from_no_tensor(tmp_path: Path) -> None:
+    steps = Steps(tmp_path, {**FORMS, "a_log": MADE["a_log"]})
+    module = loaded(Counting, steps.base)
+    receiver = Receiver(module, checkpoint=steps.base)
+    receiver.stage(steps.delta)
+    assert module.count.tolist() == [1, 1]
+    assert receiver.digest() != receiver.apply().shares == receiver.digest()
+
+
 class Ignoring(Engine):
     def load(self, name: str, weight: Any) -> None:
         if name in FORMS:

@@ -225,6 +225,12 @@ class Receiver:
         self._ready = _Ready(staged, patches, kept, weights, parts, offer.published)
         return staged
 
+    def give_up(self) -> None:
+        """Forget what is staged. IncompleteError if some of it may be in the module already."""
+        if self._is_partial:
+            raise self._mixture()
+        self._ready = None
+
     def apply(self) -> Staged:
         """Write what is staged into the module, which must not serve meanwhile; after a stop, write all of it again.
 
