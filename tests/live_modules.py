@@ -29,6 +29,7 @@ FORMS: Forms = {
     "q.weight": ("BF16", (HEADS * WIDTH, HIDDEN)),
     "k.weight": ("BF16", (GROUPS * WIDTH, HIDDEN)),
     "v.weight": ("BF16", (GROUPS * WIDTH, HIDDEN)),
+    "fused.weight": ("BF16", ((HEADS + 2 * GROUPS) * WIDTH, HIDDEN)),
     "o.weight": ("BF16", (HIDDEN, HEADS * WIDTH)),
     **{f"experts.{number}.up.weight": ("BF16", (8, HIDDEN)) for number in range(3)},
     "conv.weight": ("F32", (5, 7)),
@@ -60,6 +61,7 @@ class Engine(nn.Module):
         self.head.weight = self.embed
         groups = max(GROUPS // ranks, 1)
         self.qkv = nn.Parameter(torch.zeros((HEADS // ranks + 2 * groups) * WIDTH, HIDDEN, dtype=torch.bfloat16))
+        self.fused = nn.Parameter(torch.zeros_like(self.qkv))
         self.o = nn.Parameter(torch.zeros(HIDDEN, HEADS // ranks * WIDTH, dtype=torch.bfloat16))
         self.experts = nn.Parameter(torch.zeros(3, 8 // ranks, HIDDEN, dtype=torch.bfloat16))
         self.conv = nn.Parameter(torch.zeros(7, 5).t())
@@ -88,6 +90,11 @@ class Engine(nn.Module):
         elif name in ("k.weight", "v.weight"):
             begin = queries + (groups if name == "v.weight" else 0)
             self.qkv.data[begin : begin + groups].copy_(rows(weight, rank // copies, min(ranks, GROUPS)))
+        elif name == "fused.weight":
+            parts = weight.split([HEADS * WIDTH, GROUPS * WIDTH, GROUPS * WIDTH])
+            mine = [rows(parts[0], rank, ranks)]
+            mine += [rows(part, rank // copies, min(ranks, GROUPS)) for part in parts[1:]]
+            self.fused.data.copy_(torch.cat(mine))
         elif name == "o.weight":
             self.o.data.copy_(rows(weight, rank, ranks, axis=1))
         elif name.startswith("experts."):

@@ -1,8 +1,9 @@
 """Which tensors a loader makes something else of: what it makes is watched while some tensors have other values.
 
 Each tensor has a number; for each digit of it there is a load in which those with 0 there are changed, and one in which
-those with 1 are. What changes in the one only is made of tensors with that digit. An element may fail to change, where
-a cast rounds two values to one; so more tensors than it is made of may be named, but never fewer.
+those with 1 are. What changes in one of the two is made of tensors with that digit. What changes in both is made of
+several; of those that are left, some are changed at random, until no load excludes any more. An element may fail to
+change, where a cast rounds two values to one; all that have changed alike are looked at together.
 """
 
 from __future__ import annotations
@@ -16,6 +17,10 @@ from numpy.typing import NDArray
 from dcr_cli.checkpoint.names import shown
 from dcr_cli.errors import UnsupportedError
 
+# Where something is made of several tensors, so many of all are changed at a time, until so many loads in a row have
+# told nothing new. For two tensors a third tells the most; one that has no part in it stays with a chance of 1 in 600.
+_CHANGED_SHARE, _QUIET_LOADS, _SEED = 1 / 3, 40, 20_011
+
 Flags = NDArray[np.bool_]
 ReadWith = Callable[[Collection[str]], Mapping[str, NDArray[Any]]]
 
@@ -28,6 +33,14 @@ class Made(NamedTuple):
 
     flags: Flags
     reading: NDArray[Any]
+
+
+class _Kind(NamedTuple):
+    """Elements of a stretch that have changed in the same loads, and which tensors, by number, they may be made of."""
+
+    stretch: str
+    code: int
+    is_possible: Flags
 
 
 def attribute(
@@ -52,10 +65,17 @@ def attribute(
             for name, made in stretches.items():
                 differs = (reading[name] != made.reading)[made.flags]
                 codes[name] |= differs.astype(np.int64) << (2 * digit + value)
+    kinds = [
+        _Kind(name, code, _candidates(code, digits, len(names)))
+        for name, found in codes.items()
+        for code in _patterns(name, found, what)
+    ]
+    several = [kind for kind in kinds if _is_of_several(kind.code, digits)]
+    if several:
+        _exclude(names, several, lambda changed: _changed_kinds(stretches, read_with(changed), codes, several))
     groups = _Groups(len(names))
-    for name, found in codes.items():
-        for code in _patterns(name, found, what):
-            groups.join(_candidates(code, digits, len(names)))
+    for kind in kinds:
+        groups.join(np.flatnonzero(kind.is_possible).tolist())
     return tuple(tuple(names[number] for number in group) for group in groups.all())
 
 
@@ -67,15 +87,47 @@ def _patterns(name: str, codes: NDArray[np.int64], what: str) -> list[int]:
     return telling
 
 
-def _candidates(code: int, digits: int, count: int) -> list[int]:
-    """The numbers of the tensors that an element may be made of that changed in the loads that `code` tells of."""
+def _is_of_several(code: int, digits: int) -> bool:
+    """Whether elements have changed both with tensors that have some digit and with those that have not."""
+    return any(code >> 2 * digit & 3 == 3 for digit in range(digits))
+
+
+def _exclude(
+    names: Sequence[str], kinds: Sequence[_Kind], changes: Callable[[Collection[str]], Sequence[bool]]
+) -> None:
+    """Take out of what elements of these kinds may be made of whatever can be changed without them. `changes` loads
+    with other values of some tensors, and says which kinds have changed."""
+    random = np.random.default_rng(_SEED)
+    quiet = 0
+    while quiet < _QUIET_LOADS:
+        is_changed = random.random(len(names)) < _CHANGED_SHARE
+        changed = [names[number] for number in np.flatnonzero(is_changed).tolist()]
+        quiet += 1
+        for kind, has_changed in zip(kinds, changes(changed), strict=True):
+            if not has_changed and (kind.is_possible & is_changed).any():
+                kind.is_possible[is_changed] = False
+                quiet = 0
+
+
+def _changed_kinds(
+    stretches: Mapping[str, Made],
+    reading: Mapping[str, NDArray[Any]],
+    codes: Mapping[str, NDArray[np.int64]],
+    kinds: Sequence[_Kind],
+) -> list[bool]:
+    differs = {name: (reading[name] != made.reading)[made.flags] for name, made in stretches.items()}
+    return [bool(differs[kind.stretch][codes[kind.stretch] == kind.code].any()) for kind in kinds]
+
+
+def _candidates(code: int, digits: int, count: int) -> Flags:
+    """By number, the tensors that an element may be made of that changed in the loads that `code` tells of."""
     numbers = np.arange(count)
     is_possible = np.ones(count, np.bool_)
     for digit in range(digits):
         zero, one = code >> 2 * digit & 1, code >> (2 * digit + 1) & 1
         if zero != one:
             is_possible &= (numbers >> digit & 1) == one
-    return np.flatnonzero(is_possible).tolist()
+    return is_possible
 
 
 class _Groups:

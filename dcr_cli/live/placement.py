@@ -23,6 +23,8 @@ from dcr_cli.layout.layout import Form, Layout, Placed
 from dcr_cli.layout.loader import ONLY_FILE
 
 FORMAT = "dcr-placement-1"
+# A box of as few steps along its longest stride is taken step by step.
+_FEW_STEPS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,8 @@ class Placement:
     """Which boxes of which stretches of a module are which canonical tensors, as the only shard of `layout`.
 
     `loaded` are groups of canonical tensors that the loader makes something else of: where one of a group changes, all
-    of it goes through the loader. `key` says of what this is the placement, in its owner's words.
+    of it goes through the loader. `key` says of what this is the placement, in its owner's words. `placed` are the
+    boxes, cut so that what two ranks both hold are equal boxes, whatever else each of them holds.
     """
 
     layout: Layout
@@ -39,7 +42,10 @@ class Placement:
     placed: Mapping[str, tuple[Placed, ...]] = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
-        placed = {name: tuple(places) for name, places in self.layout.placed().items()}
+        placed = {
+            name: tuple(Placed(box, place.path, place.name) for place in places for box in _cut(place.box))
+            for name, places in self.layout.placed().items()
+        }
         object.__setattr__(self, "placed", placed)
 
     @property
@@ -50,10 +56,6 @@ class Placement:
     @property
     def stretches(self) -> dict[str, Form]:
         return {name: local.form for name, local in self.layout.shards.get(ONLY_FILE, {}).items()}
-
-    def footprints(self, name: str) -> list[Box]:
-        """What is held of a canonical tensor: of each box its elements in that, those of replicas once."""
-        return list(dict.fromkeys(place.box.footprint for place in self.placed[name]))
 
 
 def disjoint_cover(boxes: list[Box], elements: int) -> list[Box] | None:
@@ -67,6 +69,18 @@ def disjoint_cover(boxes: list[Box], elements: int) -> list[Box] | None:
             taken.append(box)
             left -= box.elements
     return taken if not left else None
+
+
+def _cut(box: Box) -> list[Box]:
+    """Take apart what happens to lie at equal steps, such as a rank's queries, keys and values: those of a rank beside
+    it, which has the same keys, may lie at others."""
+    if len(box.axes) < 2 or box.axes[0].steps > _FEW_STEPS:
+        return [box]
+    outer, rest = box.axes[0], box.axes[1:]
+    return [
+        Box(rest, box.canonical + number * outer.canonical, box.local + number * outer.local)
+        for number in range(outer.steps)
+    ]
 
 
 def encode_placement(placement: Placement) -> bytes:

@@ -12,6 +12,7 @@ import os
 import pickle
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,7 @@ def make_model(root: Path, name: str) -> Path:
     return root
 
 
-def make_later(root: Path, before: Path, seed: int) -> Path:
+def make_later(root: Path, before: Path, seed: int, strange: Sequence[int] = STRANGE) -> Path:
     """A model a step later: of some tensors nothing, of others few elements or many, some of them strange."""
     shutil.copytree(before, root)
     random = np.random.default_rng(seed)
@@ -75,8 +76,8 @@ def make_later(root: Path, before: Path, seed: int) -> Path:
             elements = data[begin + tensor.begin : begin + tensor.end].view("<u2")
             share = random.choice([0.0, 0.01, 0.2])
             elements ^= (random.random(len(elements)) < share).astype("<u2") * np.uint16(random.integers(1, 8))
-            if share:
-                elements[random.integers(0, len(elements), 3)] = random.choice(STRANGE, 3)
+            if share and strange:
+                elements[random.integers(0, len(elements), 3)] = random.choice(strange, 3)
         data.tofile(path)
     return root
 
