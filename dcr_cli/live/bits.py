@@ -139,7 +139,7 @@ class DeviceBits:
         return DevicePatch(self._elements, at, self._to_device(old[order]), self._to_device(new[order]))
 
     def _to_host(self, elements: Any) -> Elements:
-        found: Elements = elements.cpu().numpy().view(uint_dtype(self._width))
+        found: Elements = elements.to("cpu", copy=True).numpy().view(uint_dtype(self._width))
         return found
 
     def _to_device(self, elements: Elements) -> Any:

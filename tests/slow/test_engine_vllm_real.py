@@ -1,5 +1,7 @@
 """A vLLM server on a processor that is told to load again what a pull has patched: it answers as one that was started
-on the target. test_layout_vllm_real.py says how vLLM's environment, which DCR_TEST_VLLM names, is made."""
+on the target. test_layout_vllm_real.py says how vLLM's environment, which DCR_TEST_VLLM names, is made; to serve it
+needs besides: pip install --no-deps uvicorn h11 click prometheus-fastapi-instrumentator python-multipart httptools
+watchfiles."""
 
 from __future__ import annotations
 
