@@ -86,3 +86,6 @@ def test_parts_that_cover_a_tensor() -> None:
     middle = slice_box((4, 6), (0, 2), (4, 3)).footprint
     assert disjoint_cover([middle, both[0]], 24) is None
     assert disjoint_cover([], 0) == []
+    # Nobody waits for steps that do not divide each other.
+    odd = [Box.make([(5000, 7919 + step, 1), (5000, 1, 5000)], 0, 0).footprint for step in range(2)]
+    assert disjoint_cover(odd, sum(box.elements for box in odd)) is None

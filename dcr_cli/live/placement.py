@@ -60,15 +60,23 @@ class Placement:
 
 def disjoint_cover(boxes: list[Box], elements: int) -> list[Box] | None:
     """Some of these footprints that have every element of a tensor of so many just once; None if there are none, or
-    none that are found by taking the largest ones first."""
+    none that are found by taking the largest ones first, in a time that anybody should wait."""
     taken: list[Box] = []
     patience = Patience(len(boxes))
     left = elements
     for box in sorted(boxes, key=lambda box: (-box.elements, box)):
-        if box.elements <= left and not any(next(iter(meetings(box, other, patience)), None) for other in taken):
-            taken.append(box)
-            left -= box.elements
+        try:
+            if box.elements <= left and not any(_meet(box, other, patience) for other in taken):
+                taken.append(box)
+                left -= box.elements
+        except ValueError:
+            return None
     return taken if not left else None
+
+
+def _meet(one: Box, other: Box, patience: Patience) -> bool:
+    """Whether two footprints share an element; ValueError if that takes too long to tell."""
+    return next(meetings(one, other, patience), None) is not None
 
 
 def _cut(box: Box) -> list[Box]:
