@@ -8,9 +8,7 @@ from typing import Any
 import pytest
 
 from dcr_cli import commit, push
-from dcr_cli.checkpoint.checkpoint import open_checkpoint
 from dcr_cli.errors import ConflictError, DamagedError, NotFoundError, UnsupportedError, UsageError, WrongBaseError
-from dcr_cli.layout.opening import forms_of
 from dcr_cli.live import Fate, Member, Receiver, content_of
 from dcr_cli.remote.history import require_history
 from dcr_cli.remote.keys import payload_key
@@ -159,7 +157,10 @@ def test_an_apply_that_fails_is_not_said(remote: Remote, monkeypatch: pytest.Mon
                 with pytest.raises(MemoryError):
                     member.apply()
                 assert (member.version, remote.said()) == (1, ["one.staged"])
-        assert member.apply() == 2
+        # What was begun is finished, whatever the remote says meanwhile.
+        with monkeypatch.context() as patched:
+            patched.setattr(Member, "fate", lambda member: Fate.OPEN)
+            assert member.apply() == 2
         assert held(module) == held(loaded(Engine, target))
         assert remote.said() == ["one.applied", "one.staged"]
 
@@ -200,10 +201,29 @@ def test_what_is_signed_and_what_is_not(remote: Remote, keys: tuple[Path, Path])
         Member(Receiver(remote.module(1)), remote.url, version=1, receiver_key=private)
 
 
+def test_what_was_loaded_at_a_version_says_so(remote: Remote) -> None:
+    remote.publish()
+    with Member(Receiver(remote.module(2), checkpoint=remote.versions[1]), remote.url, version=2, name="one") as member:
+        member.announce()
+        assert remote.said() == ["one.applied"]
+        member.announce()
+    receiver = Receiver(remote.module(1), checkpoint=remote.versions[0])
+    with Member(receiver, remote.url, version=2, name="two") as member, pytest.raises(WrongBaseError, match="is not v"):
+        member.announce()
+    with Member(Receiver(remote.module(2)), remote.url, version=2, name="two") as member:
+        with pytest.raises(UsageError, match="which tensors there are is not known"):
+            member.announce()
+        remote.publish()
+        member.stage_next()
+        with pytest.raises(UsageError, match="nothing shows that the module is at this version"):
+            member.announce()
+    assert remote.said() == ["one.applied", "two.staged"]
+
+
 def test_a_member_is_at_the_version_that_it_says(remote: Remote) -> None:
     remote.publish()
     receiver = Receiver(remote.module(1), checkpoint=remote.versions[0])
-    receiver.learn(forms_of(open_checkpoint(remote.versions[0])))
+    receiver.learn()
     with pytest.raises(WrongBaseError, match="which is not version 2"):
         Member(receiver, remote.url, version=2)
     with Member(receiver, remote.url, version=1) as member, pytest.raises(UsageError, match="no version is staged"):

@@ -210,6 +210,11 @@ def add(module: Any) -> None:
     module.register_buffer("other", torch.ones(3))
 
 
+def grow(module: Any) -> None:
+    module.add_module("more", torch.nn.Linear(2, 2))
+    module.rank = 7
+
+
 @pytest.mark.parametrize("after", [1, 4, 7])
 @pytest.mark.parametrize(
     ("ruin", "message"),
@@ -219,6 +224,7 @@ def add(module: Any) -> None:
         (move, "gives tensor o another place"),
         (shrink, "gives tensor qkv another place"),
         (add, "gives tensor mask another place"),
+        (grow, "gives tensor more.bias another place"),
     ],
 )
 def test_a_loader_that_fails_leaves_the_module_as_it_was(
@@ -230,6 +236,7 @@ def test_a_loader_that_fails_leaves_the_module_as_it_was(
     with pytest.raises(UnsupportedError, match=message):
         Receiver(module).stage(steps.delta)
     assert (held(module), addresses(module), [id(each) for each in module.parameters()]) == before
+    assert (module.rank, module.loads, len(list(module.modules()))) == (0, 1, 2)
 
 
 def test_a_loader_that_is_interrupted_leaves_the_module_as_it_was(tmp_path: Path) -> None:

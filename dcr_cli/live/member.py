@@ -98,6 +98,19 @@ class Member:
         """The version that is staged."""
         return self._staged.version.number if self._staged is not None else None
 
+    def announce(self) -> None:
+        """Say that the version that the module was loaded at is applied, as one that was brought there would.
+
+        WrongBaseError if it is not that version's state, UsageError if the receiver has no checkpoint to show it.
+        """
+        self._receiver.learn()
+        self._check_state()
+        if self._receiver.content is None:
+            facts = "nothing shows that the module is at this version"
+            raise UsageError(f"version {self.version}", facts, hint="Receiver(..., checkpoint=FOLDER) compares them")
+        self._unsaid.append((self._own, APPLIED))
+        self._speak()
+
     def stage_next(self) -> Staged | None:
         """Stage the version after the module's own, be it committed or prepared, and say that it is staged; None if
         there is none, or if it is staged already.

@@ -72,7 +72,8 @@ class Memory:
 
     @contextmanager
     def put_back(self) -> Iterator[None]:
-        """Whatever becomes of the module inside, it has its tensors, at their addresses, with their bits, after it."""
+        """Whatever becomes of the module inside, it has its tensors, at their addresses, with their bits, after it,
+        and its parts and attributes, as far as these are not changed within."""
         copies = {name: each.bits.read(0, each.form.elements) for name, each in self.stretches.items()}
         try:
             yield
@@ -116,9 +117,9 @@ def memory_of(module: Any) -> Memory:
 
 
 def _registries(module: Any) -> Iterator[dict[str, Any]]:
+    """All that the parts of a module have by name: attributes, tensors, parts."""
     for owner in module.modules():
-        yield owner._parameters
-        yield owner._buffers
+        yield from (vars(owner), owner._parameters, owner._buffers, owner._modules)
 
 
 def _walk(module: Any) -> Iterator[_Registered]:

@@ -27,6 +27,7 @@ from dcr_cli.errors import (
     WrongBaseError,
 )
 from dcr_cli.layout.layout import Form
+from dcr_cli.layout.opening import forms_of
 from dcr_cli.live.bits import Patch
 from dcr_cli.live.compared import check_loaded, read_kept
 from dcr_cli.live.holdings import Elements, Holdings
@@ -147,14 +148,20 @@ class Receiver:
 
     # What it does
 
-    def learn(self, forms: Mapping[str, Form]) -> None:
-        """Learn where the loader places the tensors of `forms`, unless that is known, and digest what is there.
+    def learn(self, forms: Mapping[str, Form] | None = None) -> None:
+        """Learn where the loader places the tensors of `forms`, by default those of `checkpoint`, unless that is known,
+        and digest what is there.
 
         It disturbs the module, or its twin, and puts it back. Raises what `probing.learn` raises; WrongBaseError if the
-        module does not hold what `checkpoint` does.
+        module does not hold what `checkpoint` does; UsageError if nobody says which tensors there are.
         """
         if self._holdings is not None:
             return
+        if forms is None:
+            if self._checkpoint is None:
+                hint = "give it a checkpoint, or forms"
+                raise UsageError("receiver", "which tensors there are is not known", hint=hint)
+            forms = forms_of(open_checkpoint(self._checkpoint))
         placement = self._placement or learn(*self._twin, forms, may_lack=self._may_lack, key=self._key)
         memory = memory_of(self._module)
         _check_fits(placement, memory)

@@ -1,7 +1,8 @@
 """A vLLM server on a processor that is told to load again what a pull has patched: it answers as one that was started
 on the target. test_layout_vllm_real.py says how vLLM's environment, which DCR_TEST_VLLM names, is made; to serve it
-needs besides: pip install --no-deps uvicorn h11 click prometheus-fastapi-instrumentator python-multipart httptools
-watchfiles."""
+needs besides, and perhaps what else it names when it does not start: pip install --no-deps uvicorn h11 click httptools
+watchfiles prometheus-fastapi-instrumentator python-multipart compressed-tensors loguru jmespath
+model-hosting-container-standards."""
 
 from __future__ import annotations
 
