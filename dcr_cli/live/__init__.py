@@ -10,7 +10,8 @@ It needs torch, which nothing else here does.
 """
 
 from dcr_cli.live.member import Fate, Member
-from dcr_cli.live.receiver import Receiver, Staged
+from dcr_cli.live.ready import Staged
+from dcr_cli.live.receiver import Receiver
 from dcr_cli.live.shares import Shares, content_of
 
 __all__ = ["Fate", "Member", "Receiver", "Shares", "Staged", "content_of"]

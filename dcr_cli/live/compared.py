@@ -1,9 +1,9 @@
-"""A module beside the checkpoint that it was loaded from: whether it holds its bits where they are said to lie, and
-what it holds something else of."""
+"""A module beside its placement, a delta's tensors, and the checkpoint that it was loaded from: whether it holds these
+bits where they are said to lie, and what it holds something else of."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,15 +13,35 @@ from dcr_cli.checkpoint.checkpoint import Checkpoint, Reader, Tensor
 from dcr_cli.checkpoint.digest import add, content_digest, digest_bytes, no_digest, tensor_digest
 from dcr_cli.checkpoint.names import listed, shown
 from dcr_cli.delta.encoding import uint_dtype
-from dcr_cli.errors import WrongBaseError
+from dcr_cli.errors import UnsupportedError, UsageError, WrongBaseError
 from dcr_cli.layout.layout import Form, Placed
 from dcr_cli.layout.opening import forms_of
 from dcr_cli.live.holdings import Holdings
+from dcr_cli.live.memory import Memory
+from dcr_cli.live.placement import Placement
 
 _AT_ONCE = 1 << 20
 _SAME = "give the folder that the module was loaded from, as it was then"
 
 Elements = NDArray[Any]
+
+
+def check_fits(placement: Placement, memory: Memory) -> None:
+    """Raise UsageError unless a placement is one of a module with these stretches."""
+    expected, found = placement.stretches, memory.forms
+    if expected != found:
+        names = sorted(name for name in {*expected, *found} if expected.get(name) != found.get(name))
+        facts = f"is of a module with other tensors than {memory.what} has: {listed(names)}"
+        raise UsageError("layout", facts, hint="each rank, of each model and engine, has one of its own")
+
+
+def check_forms(what: str, placement: Placement, forms: Mapping[str, Form]) -> None:
+    """Raise UnsupportedError unless these are the tensors that a module was learnt with."""
+    if forms != placement.forms:
+        known = placement.forms
+        names = sorted(name for name in {*forms, *known} if forms.get(name) != known.get(name))
+        facts = f"has other tensors than the module was learnt with: {listed(names)}"
+        raise UnsupportedError(what, facts, hint="load the module anew, at this version")
 
 
 def check_loaded(checkpoint: Checkpoint, holdings: Holdings) -> bytes:

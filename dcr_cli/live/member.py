@@ -21,7 +21,8 @@ from dcr_cli.fetch.prepared import find_prepared
 from dcr_cli.fetch.source import Source, open_source, require_version
 from dcr_cli.fetch.words import Speaker, Word, say
 from dcr_cli.live.offer import fetch_offer
-from dcr_cli.live.receiver import Receiver, Staged
+from dcr_cli.live.ready import Staged
+from dcr_cli.live.receiver import Receiver
 from dcr_cli.remote.hint import GIVEN_UP, read_hint
 from dcr_cli.remote.keys import APPLIED, STAGED, check_receiver
 from dcr_cli.remote.log import Known

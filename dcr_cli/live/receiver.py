@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from dcr_cli.checkpoint.checkpoint import open_checkpoint
-from dcr_cli.checkpoint.digest import State, digest_bytes, tensor_digest
+from dcr_cli.checkpoint.digest import digest_bytes, tensor_digest
 from dcr_cli.checkpoint.names import listed, shown
 from dcr_cli.delta.chain import IN_ORDER
 from dcr_cli.errors import (
@@ -28,13 +27,13 @@ from dcr_cli.errors import (
 )
 from dcr_cli.layout.layout import Form
 from dcr_cli.layout.opening import forms_of
-from dcr_cli.live.bits import Patch
-from dcr_cli.live.compared import check_loaded, read_kept
+from dcr_cli.live.compared import check_fits, check_forms, check_loaded, read_kept
 from dcr_cli.live.holdings import Elements, Holdings
-from dcr_cli.live.memory import Memory, memory_of
+from dcr_cli.live.memory import memory_of
 from dcr_cli.live.offer import Offer, offer_of
-from dcr_cli.live.placement import Placement, read_placement, write_placement
+from dcr_cli.live.placement import read_placement, write_placement
 from dcr_cli.live.probing import Load, Weights, learn
+from dcr_cli.live.ready import Ready, Staged
 from dcr_cli.live.shares import Part, Shares, digest_parts
 from dcr_cli.live.staging import Decoded, decode
 from dcr_cli.live.tensors import tensor_of
@@ -43,35 +42,6 @@ from dcr_cli.remote.version import Published
 from dcr_cli.work import threads
 
 _AGAIN = "call apply again: what it writes are absolute bits, and once they are all there it is done"
-
-
-@dataclass(frozen=True, slots=True)
-class Staged:
-    """What is ready to be applied: from which state to which, and what the module's shares will be then.
-
-    `version` is that of a remote, None for a delta's folder. `changed_elements` of the module change in all,
-    `loaded` tensors go through its loader.
-    """
-
-    delta: str
-    version: int | None
-    base: State
-    target: State
-    changed_elements: int
-    loaded: tuple[str, ...]
-    shares: Shares
-
-
-@dataclass(frozen=True, slots=True)
-class _Ready:
-    """What is staged, with all that applying it takes. `weights` are whole tensors for the loader."""
-
-    staged: Staged
-    patches: tuple[Patch, ...]
-    kept: Mapping[str, Elements]
-    weights: Mapping[str, Elements]
-    parts: Mapping[Part, bytes]
-    published: Published | None
 
 
 class Receiver:
@@ -118,7 +88,7 @@ class Receiver:
         self._placement = read_placement(layout, key) if layout is not None else None
         self._holdings: Holdings | None = None
         self._parts: Mapping[Part, bytes] = {}
-        self._ready: _Ready | None = None
+        self._ready: Ready | None = None
         self._is_partial = False
         self._content: bytes | None = None
         self._published: Published | None = None
@@ -161,13 +131,13 @@ class Receiver:
             if self._checkpoint is None:
                 hint = "give it a checkpoint, or forms"
                 raise UsageError("receiver", "which tensors there are is not known", hint=hint)
-            forms = forms_of(open_checkpoint(self._checkpoint))
+            forms = forms_of(open_checkpoint(self._checkpoint, allow_strangers=True))
         placement = self._placement or learn(*self._twin, forms, may_lack=self._may_lack, key=self._key)
         memory = memory_of(self._module)
-        _check_fits(placement, memory)
+        check_fits(placement, memory)
         kept: dict[str, Elements] = {}
         if self._checkpoint is not None:
-            checkpoint = open_checkpoint(self._checkpoint)
+            checkpoint = open_checkpoint(self._checkpoint, allow_strangers=True)
             self._content = check_loaded(checkpoint, Holdings(memory, placement))
             kept = read_kept(checkpoint, [name for group in placement.loaded for name in group])
         self._parts = digest_parts(memory, placement)
@@ -210,7 +180,7 @@ class Receiver:
             facts = f"starts from content blake3:{commit.base.content.hex()[:16]}, the module is at "
             raise WrongBaseError(offer.name, f"{facts}blake3:{self._content.hex()[:16]}", hint=IN_ORDER)
         holdings = self._known()
-        _check_forms(offer, holdings.placement, forms)
+        check_forms(offer.name, holdings.placement, forms)
         decoded = decode(offer, holdings, self._jobs)
         weights = self._weights(offer, decoded)
         parts = decoded.sums(self._parts)
@@ -229,7 +199,7 @@ class Receiver:
             tuple(weights),
             shares,
         )
-        self._ready = _Ready(staged, patches, kept, weights, parts, offer.published)
+        self._ready = Ready(staged, patches, kept, weights, parts, offer.published)
         return staged
 
     def give_up(self) -> None:
@@ -330,20 +300,3 @@ def _loader_of(module: Any) -> Load:
         module.load_state_dict(dict(weights), strict=False)
 
     return load_all
-
-
-def _check_fits(placement: Placement, memory: Memory) -> None:
-    """Raise UsageError unless a placement is one of a module with these stretches."""
-    expected, found = placement.stretches, memory.forms
-    if expected != found:
-        names = sorted(name for name in {*expected, *found} if expected.get(name) != found.get(name))
-        facts = f"is of a module with other tensors than {memory.what} has: {listed(names)}"
-        raise UsageError("layout", facts, hint="each rank, of each model and engine, has one of its own")
-
-
-def _check_forms(offer: Offer, placement: Placement, forms: Mapping[str, Form]) -> None:
-    if forms != placement.forms:
-        known = placement.forms
-        names = sorted(name for name in {*forms, *known} if forms.get(name) != known.get(name))
-        facts = f"has other tensors than the module was learnt with: {listed(names)}"
-        raise UnsupportedError(offer.name, facts, hint="load the module anew, at this version")
