@@ -82,10 +82,12 @@ def make_later(root: Path, before: Path, seed: int, strange: Sequence[int] = STR
     return root
 
 
-def make_steps(root: Path, name: str, encoding: str) -> tuple[list[Path], list[Path]]:
+def make_steps(
+    root: Path, name: str, encoding: str, steps: int = STEPS, strange: Sequence[int] = STRANGE
+) -> tuple[list[Path], list[Path]]:
     checkpoints, deltas = [make_model(root / "step-0", name)], []
-    for number in range(1, STEPS + 1):
-        checkpoints.append(make_later(root / f"step-{number}", checkpoints[-1], number))
+    for number in range(1, steps + 1):
+        checkpoints.append(make_later(root / f"step-{number}", checkpoints[-1], number, strange))
         deltas.append(root / f"delta-{number}")
         diff(checkpoints[-2], checkpoints[-1], deltas[-1], encoding=encoding, jobs=1)
     return checkpoints, deltas
@@ -121,12 +123,30 @@ def test_transformers(tmp_path: Path, name: str) -> None:
     assert addresses(module) == before
 
 
-@pytest.mark.skipif(PYTHON is None, reason="DCR_TEST_VLLM names no Python with vLLM")
+needs_vllm = pytest.mark.skipif(PYTHON is None, reason="DCR_TEST_VLLM names no Python with vLLM")
+
+
+@needs_vllm
 @pytest.mark.parametrize(("tensor", "pipeline"), [(1, 1), (2, 1), (4, 1), (1, 2)])
 @pytest.mark.parametrize("name", MODELS)
 def test_ranks_of_vllm(tmp_path: Path, name: str, tensor: int, pipeline: int) -> None:
-    checkpoints, deltas = make_steps(tmp_path, name, "gap")
+    run_ranks(tmp_path, make_steps(tmp_path, name, "gap"), (tensor, pipeline), with_patches=False)
+
+
+@needs_vllm
+@pytest.mark.parametrize("name", MODELS)
+def test_patches_of_vllm_agree(tmp_path: Path, name: str) -> None:
+    """Its own function takes no NaNs, and writes through its loader; where it can, it comes to the same bits."""
+    run_ranks(tmp_path, make_steps(tmp_path, name, "gap", 4, ()), (2, 1), with_patches=True)
+
+
+def run_ranks(
+    tmp_path: Path, steps: tuple[list[Path], list[Path]], sizes: tuple[int, int], *, with_patches: bool
+) -> None:
+    """Have each rank bring its model through all steps, and see that their shares are each target's content digest."""
+    (checkpoints, deltas), (tensor, pipeline) = steps, sizes
     told = {
+        "with_patches": with_patches,
         "sizes": [tensor, pipeline],
         "checkpoints": list(map(str, checkpoints)),
         "deltas": list(map(str, deltas)),

@@ -30,7 +30,8 @@ def main(rank: int, folder: Path) -> None:
         init_distributed_environment(tensor * pipeline, rank, meeting, rank, "gloo")
         initialize_model_parallel(tensor, pipeline)
         module = loaded(config, base)
-        run(module, told, lambda number: loaded(config, targets[number]), folder / f"shares-{rank}")
+        other = loaded(config, base) if told["with_patches"] else None
+        run(module, told, lambda number: loaded(config, targets[number]), folder / f"shares-{rank}", other)
 
 
 def loaded(config: Any, folder: Path) -> Any:
@@ -40,7 +41,29 @@ def loaded(config: Any, folder: Path) -> Any:
     return model
 
 
-def run(module: Any, told: dict[str, Any], fresh: Any, shares: Path) -> None:
+def patch(module: Any, before: Path, target: Path) -> None:
+    """Have vLLM change a model by its own function for patches in a checkpoint's coordinates."""
+    import torch
+    from safetensors.torch import load_file
+    from vllm.model_executor.model_loader.checkpoint_weight_patch import (
+        CheckpointWeightPatch,
+        load_checkpoint_weight_patches,
+    )
+
+    patches = []
+    for path in sorted(target.glob("*.safetensors")):
+        old = load_file(before / path.name)
+        for name, tensor in load_file(path).items():
+            bits, others = tensor.view(torch.int16).reshape(-1), old[name].view(torch.int16).reshape(-1)
+            indices = torch.nonzero(bits != others).reshape(-1)
+            if len(indices):
+                values = tensor.reshape(-1)[indices]
+                patches.append(CheckpointWeightPatch(name, tuple(tensor.shape), tensor.dtype, values, indices))
+    with torch.no_grad():
+        load_checkpoint_weight_patches(module, patches)
+
+
+def run(module: Any, told: dict[str, Any], fresh: Any, shares: Path, other: Any) -> None:
     from dcr_cli.live import Receiver
     from live_modules import addresses, held
 
@@ -54,6 +77,9 @@ def run(module: Any, told: dict[str, Any], fresh: Any, shares: Path) -> None:
         old, expected = held(module), held(fresh(number))
         wrong = [name for name in expected if old.get(name) != expected[name]]
         assert old == expected, f"after step {number}: {wrong}"
+        if other is not None:
+            patch(other, *map(Path, told["checkpoints"][number : number + 2]))
+            assert held(other) == expected, f"vLLM's own patches make something else of step {number}"
         found.append(receiver.digest())
     assert addresses(module) == before
     shares.write_bytes(pickle.dumps(found))
