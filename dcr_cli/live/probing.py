@@ -36,6 +36,7 @@ from dcr_cli.layout.tracing import Expectation, Trace, parts_of
 from dcr_cli.live.attribution import Made, attribute
 from dcr_cli.live.memory import Memory, memory_of
 from dcr_cli.live.placement import Placement
+from dcr_cli.live.reading import Reading
 from dcr_cli.live.tensors import tensor_of
 
 _SEED = 20_011
@@ -46,7 +47,6 @@ _LACKING = "may_lack names those that it is right to leave out, such as another 
 Elements = NDArray[Any]
 Weights = Iterable[tuple[str, Any]]
 Load = Callable[[Weights], Any]
-Reading = Mapping[str, Elements]
 
 
 def learn(
@@ -55,8 +55,8 @@ def learn(
     """Find out where `load` places the tensors of `forms` in `module`, which is as it was afterwards.
 
     `load` is given all tensors, in the host's memory, one at a time; where it makes something else of some, also some
-    of them. Tensors of which the module has nothing must match a pattern of `may_lack`. It takes the memory of one
-    digit of an address and one copy of the module: about five times what it holds. UnsupportedError where the loader
+    of them. Tensors of which the module has nothing must match a pattern of `may_lack`. It takes, in the host's memory,
+    a copy of what the module holds, and little more for what its loader moves. UnsupportedError where the loader
     fails, moves the module's tensors to other addresses, or cannot be told what it does.
     """
     memory = memory_of(module)
@@ -88,15 +88,18 @@ class _Probe:
     def placement(self, key: str) -> Placement:
         passes: list[WritesBits] = [*map(Digit, range(self._addresses.digits)), _REVERSED]
         readings = [self._read_after(dict.fromkeys(self._forms, values)) for values in passes]
-        locals_, made = {}, {}
+        locals_: dict[str, LocalTensor] = {}
+        made: dict[str, Made] = {}
         for name, form in self._memory.forms.items():
-            locals_[name], made[name] = self._local(form, [reading[name] for reading in readings])
-        first = readings[0]
+            locals_[name], flags = self._local(form, [reading[name] for reading in readings])
+            if flags.any():
+                made[name] = Made(flags, readings[0][name].all(form))
         del readings
-        groups = self._groups(first, {name: flags for name, flags in made.items() if flags.any()})
+        groups = self._groups(made)
+        self._load_values(dict.fromkeys(self._forms, AnyBits(_SEED)))
         self._check_any_bits(locals_)
         if groups:
-            self._check_alone(locals_, {name for group in groups for name in group}, (first, made))
+            self._check_alone(locals_, {name for group in groups for name in group}, made)
         held = {placement.tensor for local in locals_.values() for placement in local.placements}
         held.update(name for group in groups for name in group)
         what = f"layout of {self._memory.what}"
@@ -105,10 +108,10 @@ class _Probe:
 
     # Loading
 
-    def _read_after(self, values: Mapping[str, WritesBits]) -> dict[str, Elements]:
-        """Load tensors with these values, and copy what the module holds then."""
+    def _read_after(self, values: Mapping[str, WritesBits]) -> dict[str, Reading]:
+        """Load tensors with these values, and keep what the module holds then."""
         self._load_values(values)
-        return {name: each.bits.read(0, each.form.elements) for name, each in self._memory.stretches.items()}
+        return {name: Reading(each.form, each.bits) for name, each in self._memory.stretches.items()}
 
     def _load_values(self, values: Mapping[str, WritesBits]) -> None:
         try:
@@ -139,27 +142,27 @@ class _Probe:
 
     # Reading
 
-    def _local(self, form: Form, readings: Sequence[Elements]) -> tuple[LocalTensor, NDArray[np.bool_]]:
+    def _local(self, form: Form, readings: Sequence[Reading]) -> tuple[LocalTensor, NDArray[np.bool_]]:
         """What a stretch is made of, and which of its elements are something else than one that was loaded."""
         trace = Trace(self._addresses, form.dtype)
         made = np.zeros(form.elements, np.bool_)
         try:
             for first, count in parts_of(form):
-                found = self._find(form, [reading[first : first + count] for reading in readings])
+                found = self._find(form, [reading.part(first, count) for reading in readings])
                 made[first : first + count] = found.is_made
                 trace.add(first, found.addresses)
             return LocalTensor(form, tuple(trace.placements())), made
         except TooIrregularError:
             # The loader knows where they lie; it is asked to place them, whatever changes.
             for first, count in parts_of(form):
-                found = self._find(form, [reading[first : first + count] for reading in readings])
+                found = self._find(form, [reading.part(first, count) for reading in readings])
                 made[first : first + count] = found.is_made | (found.addresses != NOWHERE)
             return LocalTensor(form, ()), made
 
     def _find(self, form: Form, parts: Sequence[Elements]) -> Found:
         return read_addresses(DTYPES[form.dtype], self._addresses.totals.get(form.dtype, 0), parts[:-1], parts[-1])
 
-    def _groups(self, first: Reading, made: Mapping[str, NDArray[np.bool_]]) -> tuple[tuple[str, ...], ...]:
+    def _groups(self, made: Mapping[str, Made]) -> tuple[tuple[str, ...], ...]:
         """The groups of tensors that what is made is made of."""
         if not made:
             return ()
@@ -167,30 +170,28 @@ class _Probe:
         def read_with(reversed_names: Collection[str]) -> dict[str, Elements]:
             values = {name: _REVERSED if name in reversed_names else _FIRST for name in self._forms}
             self._load_values(values)
-            return {name: self._memory.stretches[name].bits.read(0, len(flags)) for name, flags in made.items()}
+            return {name: self._now(name, 0, len(each.flags)) for name, each in made.items()}
 
-        stretches = {name: Made(flags, first[name]) for name, flags in made.items()}
-        return attribute(self._names, stretches, read_with, self._memory.what)
+        return attribute(self._names, made, read_with, self._memory.what)
+
+    def _now(self, name: str, first: int, count: int) -> Elements:
+        """What the module holds now."""
+        return self._memory.stretches[name].bits.read(first, count)
 
     # Checking
 
     def _check_any_bits(self, locals_: Mapping[str, LocalTensor]) -> None:
-        """Raise UnsupportedError unless a load of arbitrary bits lies where it should."""
-        reading = self._read_after(dict.fromkeys(self._forms, AnyBits(_SEED)))
+        """Raise UnsupportedError unless arbitrary bits, which were loaded, lie where they should."""
         for name, local in locals_.items():
             expectation = Expectation(self._addresses, local.form, local.placements, AnyBits(_SEED))
-            self._compare(name, local, [expectation], reading[name])
+            self._compare(name, local, [expectation])
 
     def _check_alone(
-        self,
-        locals_: Mapping[str, LocalTensor],
-        loaded: Collection[str],
-        before: tuple[Reading, Mapping[str, NDArray[np.bool_]]],
+        self, locals_: Mapping[str, LocalTensor], loaded: Collection[str], made: Mapping[str, Made]
     ) -> None:
         """Raise UnsupportedError unless the loader takes the tensors of all groups without the others, leaves these
         alone, and makes of them what it made when it was given all."""
-        reading = self._read_after(dict.fromkeys(sorted(loaded), _FIRST))
-        first, made = before
+        self._load_values(dict.fromkeys(sorted(loaded), _FIRST))
         for name, local in locals_.items():
             alone = [each for each in local.placements if each.tensor in loaded]
             others = [each for each in local.placements if each.tensor not in loaded]
@@ -198,14 +199,15 @@ class _Probe:
                 Expectation(self._addresses, local.form, others, AnyBits(_SEED)),
                 Expectation(self._addresses, local.form, alone, _FIRST),
             ]
-            self._compare(name, local, expectations, reading[name])
-            if (reading[name] != first[name])[made[name]].any():
+            self._compare(name, local, expectations)
+        for name, each in made.items():
+            if (self._now(name, 0, len(each.flags)) != each.reading)[each.flags].any():
                 facts = f"its loader makes something else of {listed(sorted(loaded))} if it is given them alone"
                 raise UnsupportedError(self._memory.what, facts, hint="use --engine: what it converts has no layout")
 
-    def _compare(self, name: str, local: LocalTensor, expectations: Sequence[Expectation], reading: Elements) -> None:
+    def _compare(self, name: str, local: LocalTensor, expectations: Sequence[Expectation]) -> None:
         for first, count in parts_of(local.form):
-            found = reading[first : first + count]
+            found = self._now(name, first, count)
             expected = found.copy()
             for each in expectations:
                 each.put(expected, first)
