@@ -53,7 +53,7 @@ class Reload:
         found = []
         for engine in self.engines:
             routes = ROUTES[engine.kind](Server(engine.what, engine.url, engine.token))
-            paused, loading = reload(routes, path, label, self.seconds)
+            paused, loading = reload(routes, path, label=label, seconds=self.seconds)
             found.append(Reloaded(f"{engine.kind}={engine.url}", label, paused, loading))
         return tuple(found)
 

@@ -106,7 +106,7 @@ class SglangRoutes:
 ROUTES: dict[str, Callable[[Server], Routes]] = {"vllm": VllmRoutes, "sglang": SglangRoutes}
 
 
-def reload(routes: Routes, checkpoint: str, label: str, seconds: float) -> tuple[float, float]:
+def reload(routes: Routes, checkpoint: str, *, label: str, seconds: float) -> tuple[float, float]:
     """Have an engine serve from a folder: for how many seconds it was paused, and how many of them it loaded.
 
     HookError if any of it fails. Before it is told to load, it goes on with what it had; later, it stays paused.

@@ -31,6 +31,12 @@ class Holdings:
     placement: Placement
     kept: Mapping[str, Elements] = field(default_factory=dict)
 
+    @property
+    def names(self) -> set[str]:
+        """The module's tensors that hold elements of canonical ones."""
+        places = (place.name for placed in self.placement.placed.values() for place in placed)
+        return {name for stretch in set(places) for name in self.memory.stretches[stretch].names}
+
     def find(self, tensor: str, flat: Indices) -> Iterator[tuple[Placed, Indices, Indices]]:
         """Where some elements of a tensor lie: for each place that has any, which ones, and where they are there."""
         for place in self.placement.placed[tensor]:

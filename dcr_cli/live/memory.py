@@ -6,7 +6,7 @@ Tensors that are neither parameters nor buffers are not seen. What the elements 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -27,11 +27,11 @@ _AT_ONCE = 1 << 22
 class Stretch(NamedTuple):
     """Consecutive elements of a storage that tensors of a module lie in.
 
-    It has the first of their names. `form` is that of a row; `address` is where it lies.
+    It goes by the first of their `names`. `form` is that of a row.
     """
 
     form: Form
-    address: int
+    names: tuple[str, ...]
     bits: Bits
 
 
@@ -59,12 +59,12 @@ class Memory:
     def forms(self) -> dict[str, Form]:
         return {name: stretch.form for name, stretch in self.stretches.items()}
 
-    def moved(self) -> str | None:
-        """The name of a tensor that does not lie any more where it lay, or that was not there; None if there is
-        none."""
+    def moved(self, names: Collection[str] | None = None) -> str | None:
+        """The name of a tensor, of `names` or of all, that does not lie any more where it lay, or that was not there;
+        None if there is none."""
         now = {each.name: each for each in _walk(self._module)}
         before = {each.name: each for each in self._registered}
-        for name in sorted({*now, *before}):
+        for name in sorted({*now, *before} if names is None else names):
             found = now.get(name)
             if found is None or name not in before or not _is_same_place(found.tensor, before[name].data):
                 return name
@@ -154,7 +154,8 @@ def _joined(spans: list[tuple[int, int, _Registered]]) -> Iterator[list[tuple[in
 
 
 def _stretch(what: str, group: list[tuple[int, int, _Registered]]) -> tuple[str, Stretch]:
-    name = min(each.name for _, _, each in group)
+    names = tuple(sorted(each.name for _, _, each in group))
+    name = names[0]
     dtypes = sorted({str(each.data.dtype).removeprefix("torch.") for _, _, each in group})
     if len(dtypes) > 1:
         facts = f"tensor {shown(name)} shares bytes with one of another dtype: {', '.join(dtypes)}"
@@ -164,7 +165,7 @@ def _stretch(what: str, group: list[tuple[int, int, _Registered]]) -> tuple[str,
     storage = group[0][2].data.untyped_storage()
     shape = ((end - begin) * 8 // dtype.bits,)
     bits = bits_of(storage, begin, end - begin, dtype.width)
-    return name, Stretch(Form(dtype.name, shape), storage.data_ptr() + begin, bits)
+    return name, Stretch(Form(dtype.name, shape), names, bits)
 
 
 def _is_same_place(tensor: Any, data: Any) -> bool:

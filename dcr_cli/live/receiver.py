@@ -251,7 +251,7 @@ class Receiver:
         return Shares(placement.forms, parts, loaded)
 
     def _check_place(self, holdings: Holdings) -> None:
-        if (name := holdings.memory.moved()) is not None:
+        if (name := holdings.memory.moved(holdings.names)) is not None:
             facts = f"tensor {shown(name)} does not lie any more where it lay when this receiver was made"
             raise ConflictError(holdings.memory.what, facts, hint="make a new receiver when the module is in its place")
 
