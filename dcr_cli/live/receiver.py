@@ -35,7 +35,7 @@ from dcr_cli.live.placement import read_placement, write_placement
 from dcr_cli.live.probing import Load, Weights, learn
 from dcr_cli.live.ready import Ready, Staged
 from dcr_cli.live.shares import Part, Shares, digest_parts
-from dcr_cli.live.staging import Decoded, decode
+from dcr_cli.live.staging import Decoded, decode, may_change
 from dcr_cli.live.tensors import tensor_of
 from dcr_cli.remote.signing import trust_in
 from dcr_cli.remote.version import Published
@@ -188,7 +188,7 @@ class Receiver:
         shares = self._shares(parts, kept)
         self._check_target(offer, shares)
         patches = tuple(
-            holdings.memory.stretches[name].bits.patch(*changes.joined()) for name, changes in decoded.stretches.items()
+            holdings.memory.stretches[name].bits.patch(*found.joined()) for name, found in decoded.stretches.items()
         )
         staged = Staged(
             offer.name,
@@ -227,7 +227,9 @@ class Receiver:
             patch.write()
         if ready.weights:
             self._send(ready.weights, holdings)
-        self._check_place(holdings)
+        if (name := holdings.memory.moved(holdings.names)) is not None:
+            facts = f"its loader has given tensor {shown(name)} another place in memory"
+            raise HookError(holdings.memory.what, facts, hint="load the module anew, and make a new receiver")
         if not all(patch.has_new() for patch in ready.patches):
             raise DamagedError(holdings.memory.what, "does not have the bits that were written", hint=_AGAIN)
         self._holdings = Holdings(holdings.memory, holdings.placement, ready.kept)
@@ -258,7 +260,7 @@ class Receiver:
     def _weights(self, offer: Offer, decoded: Decoded) -> dict[str, Elements]:
         """The tensors that have to go through the loader, with their new elements."""
         holdings = self._known()
-        changed = {row.name for row in offer.documents.manifest.tensors if row.pieces}
+        changed = {row.name for row in offer.documents.manifest.tensors if may_change(row)}
         found: dict[str, Elements] = {}
         for group in holdings.placement.loaded:
             if changed.isdisjoint(group):

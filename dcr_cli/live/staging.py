@@ -108,16 +108,25 @@ def decode(offer: Offer, holdings: Holdings, jobs: int) -> Decoded:
     return decoded
 
 
+def is_moved(row: TensorRow) -> bool:
+    """Whether a tensor is made of another one."""
+    return row.source is not None and row.source != row.name
+
+
+def may_change(row: TensorRow) -> bool:
+    """Whether a tensor may have other bits than it had."""
+    return bool(row.pieces) or is_moved(row)
+
+
 def _tasks(offer: Offer, holdings: Holdings, decoded: Decoded) -> Iterator[Block | TensorRow]:
     runs = Runs(offer.payloads)
     for row in offer.documents.manifest.tensors:
-        is_moved = row.source is not None and (row.source != row.name or row.is_reshaped)
         is_here = bool(holdings.placement.placed[row.name]) or row.name in holdings.kept
-        if not is_here or not (row.pieces or is_moved):
+        if not is_here or not may_change(row):
             continue
         if row.name in holdings.kept:
             decoded.kept[row.name] = holdings.kept[row.name].copy()
-        if is_moved:
+        if is_moved(row):
             yield row
         for piece in row.pieces:
             size, start = block_elements(DTYPES[row.dtype].width), 0
