@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from dcr_cli.publish import Publisher as Publisher
     from dcr_cli.pull import PullResult as PullResult, pull as pull
     from dcr_cli.push import PushResult as PushResult, push as push
+    from dcr_cli.reload import ReloadResult as ReloadResult, reload as reload
     from dcr_cli.show import show as show
     from dcr_cli.show_result import ShowAnchorResult as ShowAnchorResult, ShowResult as ShowResult
     from dcr_cli.status import StatusResult as StatusResult, status as status
@@ -95,6 +96,8 @@ _HOME_OF = {
     "probe_layout": "families",
     "log": "log",
     "LogResult": "log",
+    "reload": "reload",
+    "ReloadResult": "reload",
     "status": "status",
     "StatusResult": "status",
     "prune": "prune",
@@ -140,6 +143,7 @@ __all__ = [
     "Publisher",
     "PullResult",
     "PushResult",
+    "ReloadResult",
     "ShowAnchorResult",
     "ShowResult",
     "StatusResult",
@@ -167,6 +171,7 @@ __all__ = [
     "prune",
     "pull",
     "push",
+    "reload",
     "show",
     "show_layout",
     "status",

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from dcr_cli.advance import advance
 from dcr_cli.arguments import check_path
+from dcr_cli.engine.engines import DEFAULT_SECONDS as DEFAULT_ENGINE_SECONDS
 from dcr_cli.errors import (
     ConflictError,
     DamagedError,
@@ -111,6 +112,9 @@ def follow(
     receiver_key: str | os.PathLike[str] | None = None,
     hook: str | None = None,
     hook_seconds: float = DEFAULT_SECONDS,
+    engines: Sequence[str] = (),
+    engine_seconds: float = DEFAULT_ENGINE_SECONDS,
+    engine_token: str | None = None,
     layout: str | os.PathLike[str] | None = None,
     limit_bytes_per_second: float | None = None,
     jobs: int | None = None,
@@ -131,6 +135,9 @@ def follow(
         receiver_key=receiver_key,
         hook=hook,
         hook_seconds=hook_seconds,
+        engines=engines,
+        engine_seconds=engine_seconds,
+        engine_token=engine_token,
         layout=layout,
     )
     check_path(checkpoint, "checkpoint")

@@ -16,6 +16,7 @@ from pathlib import Path
 from dcr_cli.apply import ApplyWay, apply_chain
 from dcr_cli.delta.chain import split
 from dcr_cli.delta.delta import open_delta
+from dcr_cli.engine.engines import Reloaded
 from dcr_cli.errors import ConflictError
 from dcr_cli.fetch.adoption import Standing
 from dcr_cli.fetch.anchors import AnchorFetcher, wanted_of
@@ -61,6 +62,7 @@ class Trip:
     foreign: tuple[str, ...] = ()
     unreadable: tuple[str, ...] = ()
     previous: str | None = None
+    reloaded: tuple[Reloaded, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +91,7 @@ class Journey:
                 if spool is not None:
                     # What led here, and was not known to have led here.
                     spool.keep([place for place in spool.places() if place.version > position.version])
-                end(self.source.store, self.path, position, self.wish)
+                self.trip.reloaded = end(self.source.store, self.path, position, self.wish)
         return self._result(own, None, self.trip.applied)
 
     def go(self, scout: Scout) -> PullResult:
@@ -119,7 +121,7 @@ class Journey:
         position = self._position(scout.target)
         if is_due(position, self.wish):
             with spool_of(self.path):
-                end(self.source.store, self.path, position, self.wish)
+                self.trip.reloaded = end(self.source.store, self.path, position, self.wish)
         return self._result(scout.target, way, self.trip.applied)
 
     @contextmanager
@@ -284,4 +286,5 @@ class Journey:
             unreadable=self.trip.unreadable,
             foreign=self.trip.foreign,
             previous=self.trip.previous,
+            reloaded=self.trip.reloaded,
         )

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from dcr_cli.advance import advance, stage_next
 from dcr_cli.arguments import check_path
+from dcr_cli.engine.engines import DEFAULT_SECONDS as DEFAULT_ENGINE_SECONDS
 from dcr_cli.errors import DcrError
 from dcr_cli.fetch.hook import DEFAULT_SECONDS
 from dcr_cli.fetch.opening import check_addresses, open_remote
@@ -41,6 +42,9 @@ def pull(
     receiver_key: str | os.PathLike[str] | None = None,
     hook: str | None = None,
     hook_seconds: float = DEFAULT_SECONDS,
+    engines: Sequence[str] = (),
+    engine_seconds: float = DEFAULT_ENGINE_SECONDS,
+    engine_token: str | None = None,
     layout: str | os.PathLike[str] | None = None,
     limit_bytes_per_second: float | None = None,
     jobs: int | None = None,
@@ -54,10 +58,12 @@ def pull(
     `keep_previous` and `layout` are those of `apply`; the shards of a receiver with a layout are cut out of the files
     of an anchor where deltas do not lead to the version. With
     `trusted_keys` (as text or files) only what one of them has signed counts. `hook` is a shell command that runs when
-    the bytes are in place; if it fails, the next pull runs it again. A `receiver`'s name is what it acknowledges the
-    version by, signed with `receiver_key`; one that has a name also stages the version after it, if that is prepared;
-    what prevents that is no error of the pull: the result has it as `staging_error`. `fallbacks` lead to the same
-    remote, and are asked in their order where it does not answer. Raises what `apply` raises,
+    the bytes are in place; if it fails, the next pull runs it again. `engines`, each `vllm=URL` or `sglang=URL`, are
+    reloaded instead of it, one after the other; each may take `engine_seconds` to load, and is shown `engine_token`. A
+    `receiver`'s name is what it acknowledges the version by, signed with `receiver_key`; one that has a name also
+    stages the version after it, if that is prepared; what prevents that is no error of the pull: the result has it as
+    `staging_error`. `fallbacks` lead to the same remote, and are asked in their order where it does not answer. Raises
+    what `apply` raises,
     TransportError, NotFoundError (no remote, no such version), DamagedError, WrongBaseError (another state or history,
     a log that went backwards, a delta that is gone), HookError.
     """
@@ -72,6 +78,9 @@ def pull(
         receiver_key=receiver_key,
         hook=hook,
         hook_seconds=hook_seconds,
+        engines=engines,
+        engine_seconds=engine_seconds,
+        engine_token=engine_token,
         layout=layout,
         dry_run=dry_run,
     )

@@ -63,7 +63,8 @@ def spawn(*arguments: str | Path, **options: Any) -> subprocess.CompletedProcess
 # runs until it is stopped is test_relay_command.py's.
 
 OF_MODELS = [f"layout {name}" for name in ("fp8", "megatron", "vllm-sharded-state", "probe")]
-ON_A_PAIR = [name for name in COMMANDS if name not in (*OF_MODELS, "relay")]
+# Those that need engines are test_engine.py's.
+ON_A_PAIR = [name for name in COMMANDS if name not in (*OF_MODELS, "relay", "reload")]
 
 
 def commands(pair: tuple[Path, Path], delta: Path, tmp_path: Path) -> dict[str, tuple[str | Path, ...]]:
@@ -136,7 +137,8 @@ def test_quiet_is_quiet(command: str, run: Run, tiny_pair: tuple[Path, Path], de
 def test_json_of_a_failure_is_one_document(command: str, bare: bool, run: Run, tmp_path: Path) -> None:
     of_two = ("diff", "apply", "push", "pull", "anchor", "layout compose", *OF_MODELS)
     arguments = 2 if command in of_two and command != "layout megatron" else 1
-    nowhere = [] if bare else [tmp_path / f"nowhere-{number}" for number in range(arguments)]
+    nowhere: list[str | Path] = [] if bare else [tmp_path / f"nowhere-{number}" for number in range(arguments)]
+    nowhere += ["--engine", "vllm=http://localhost:9"] if command == "reload" and not bare else []
     ran = run(*command.split(), *nowhere, "--json")
     code = 2 if bare else 3
     error = ran.json["error"]

@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 
 from dcr_cli.cli import COMMANDS, main
 from dcr_cli.push import push
+from engine_servers import serving
 from layouts import layout_bytes, layout_document, local, part_of, write_dcp
 from strategies import shard_bytes, tiny_tensors, write_checkpoint
 
@@ -86,8 +87,11 @@ def test_the_commands_run(folder: Path) -> None:
     lines = [line for block in blocks("console") for line in block.splitlines()]
     commands = [shlex.split(line[2:], comments=True) for line in lines if line.startswith("$ dcr ")]
     assert {command[1] for command in commands} == {name.partition(" ")[0] for name in COMMANDS}
-    for command in commands:
-        assert main(command[1:]) == 0, command
+    with serving("vllm") as engine:
+        for command in commands:
+            arguments = [each.replace("http://localhost:8000", engine.url) for each in command[1:]]
+            assert main(arguments) == 0, command
+        assert engine.weights == [str(folder / "replica")]
 
 
 def test_the_code_runs(folder: Path) -> None:

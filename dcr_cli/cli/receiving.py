@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import shlex
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -28,6 +29,14 @@ from dcr_cli.errors import DcrError, UsageError
 
 if TYPE_CHECKING:
     from dcr_cli.fetch.pull_result import PullResult
+
+Engines = Annotated[
+    list[str] | None,
+    typer.Option("--engine", metavar="KIND=URL", help="Have vllm=URL or sglang=URL load it again; more than one may."),
+]
+EngineTimeout = Annotated[
+    str, typer.Option("--engine-timeout", metavar="DURATION", help="How long an engine may take to load: 30s, 15m.")
+]
 
 
 @command
@@ -64,6 +73,8 @@ def pull(
     hook_timeout: Annotated[
         str, typer.Option("--exec-timeout", metavar="DURATION", help="How long it may take: 30s, 15m.")
     ] = "15m",
+    engine: Engines = None,
+    engine_timeout: EngineTimeout = "15m",
     dry_run: Annotated[
         bool, typer.Option("--dry-run", "-n", help="Say the way and its bytes; change nothing.")
     ] = False,
@@ -95,6 +106,9 @@ def pull(
         "receiver_key": path_of(receiver_key, "--receiver-key") if receiver_key is not None else None,
         "hook": hook,
         "hook_seconds": seconds_of(hook_timeout, "--exec-timeout"),
+        "engines": engine or (),
+        "engine_seconds": seconds_of(engine_timeout, "--engine-timeout"),
+        "engine_token": os.environ.get("DCR_ENGINE_TOKEN"),
         "layout": path_of(layout, "--layout") if layout is not None else None,
         "limit_bytes_per_second": bytes_per_second_of(limit_rate),
         "jobs": session.jobs,
@@ -114,6 +128,31 @@ def pull(
         error = result.staging_error
         session.complain(f"{error}; what is prepared was not staged", error.hint)
     return code
+
+
+@command
+def reload(
+    session: Session,
+    checkpoint: Annotated[str, typer.Argument(metavar="CHECKPOINT", help="The folder that the engines load.")],
+    engine: Engines = None,
+    engine_timeout: EngineTimeout = "15m",
+    label: Annotated[
+        str | None,
+        typer.Option("--label", metavar="TEXT", help="What the engines call the weights. [default: the version]"),
+    ] = None,
+) -> int:
+    """Have engines pause, load CHECKPOINT again, and go on. One after the other."""
+    from dcr_cli.reload import reload as run
+    from dcr_cli.report import pulls
+
+    result = run(
+        path_of(checkpoint, "CHECKPOINT"),
+        engine or (),
+        label=label,
+        engine_seconds=seconds_of(engine_timeout, "--engine-timeout"),
+        engine_token=os.environ.get("DCR_ENGINE_TOKEN"),
+    )
+    return session.finish(result, lambda: pulls.reload_lines(result))
 
 
 def _follow(session: Session, remote: str, checkpoint: str, options: dict[str, Any]) -> int:

@@ -26,7 +26,7 @@ from dcr_cli.delta.delta import Delta
 from dcr_cli.delta.encoding import Encoding
 from dcr_cli.delta.manifest import FileRow, Manifest, Piece, RemovedFile, Run, TensorRow
 from dcr_cli.delta.payload import States
-from dcr_cli.delta.payload_reader import PayloadReader
+from dcr_cli.delta.payload_reader import ReadsPayloads
 from dcr_cli.errors import DamagedError, WrongBaseError
 
 # What helps against a wrong base.
@@ -88,7 +88,7 @@ class ChainPayloads:
     Each delta's own payloads are read by one of `readers`, which somebody else closes. Errors are theirs.
     """
 
-    def __init__(self, readers: Sequence[PayloadReader]) -> None:
+    def __init__(self, readers: Sequence[ReadsPayloads]) -> None:
         self._readers = readers
         self._starts = _starts([reader.count for reader in readers])
 

@@ -211,29 +211,47 @@ def decode_block(
 
     `base` are the block's elements in the source; only `whole` and `gap` overwrite decode without them.
     """
-    if encoding is Encoding.WHOLE:
-        return decode_whole(block, elements, dtype.width)
-    if block[0] & 1:
-        if block[:1] != WHOLE_FORM:
-            raise ValueError("bits beside the head bit of a whole form: at byte 0")
-        return decode_whole(block[1:], elements, dtype.width)
+    if is_whole(block, encoding):
+        return _decode_whole(block, dtype, elements, encoding)
     if encoding is Encoding.CONTEXT:
         if base is None:
             raise ValueError("a context block cannot be decoded without its base")
         exponent = dtype.exponent_bits, dtype.exponent_shift
         found = kernels.context_decode(block, base, 0, exponent, states[dtype.width])
         return Changed(found.positions, found.values)
+    changed = decode_gap(block, dtype, elements, encoding, table)
+    if encoding is Encoding.GAP_XOR:
+        if base is None:
+            raise ValueError("xor masks cannot be placed without their base")
+        return Changed(changed.positions, base[changed.positions] ^ changed.values)
+    return changed
+
+
+def is_whole(block: memoryview, encoding: Encoding) -> bool:
+    """Whether a block that is not empty holds all its new elements, whatever its piece's encoding is."""
+    return encoding is Encoding.WHOLE or bool(block[0] & 1)
+
+
+def decode_gap(
+    block: memoryview, dtype: Dtype, elements: int, encoding: Encoding, table: HuffmanTable | None
+) -> Changed:
+    """Decode a `gap` block that is not whole: where it changes elements, and their new bits, or for xor their masks.
+    ValueError if malformed."""
     assert table is not None
     positions, symbols = kernels.gap_decode(
         block, elements, dtype.width, table.symbols, table.lengths, table.escape_length
     )
-    if encoding is Encoding.GAP_XOR:
-        if base is None:
-            raise ValueError("xor masks cannot be placed without their base")
-        if not symbols.all():
-            raise ValueError("a xor mask is 0")
-        symbols = base[positions] ^ symbols
+    if encoding is Encoding.GAP_XOR and not symbols.all():
+        raise ValueError("a xor mask is 0")
     return Changed(positions, symbols)
+
+
+def _decode_whole(block: memoryview, dtype: Dtype, elements: int, encoding: Encoding) -> Elements:
+    if encoding is Encoding.WHOLE:
+        return decode_whole(block, elements, dtype.width)
+    if block[:1] != WHOLE_FORM:
+        raise ValueError("bits beside the head bit of a whole form: at byte 0")
+    return decode_whole(block[1:], elements, dtype.width)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 from dcr_cli.checkpoint.digest import ObjectHasher
 from dcr_cli.checkpoint.file_kinds import file_kind
@@ -28,6 +28,19 @@ from dcr_cli.delta.payload import (
     payload_name,
 )
 from dcr_cli.errors import DamagedError, LocalError, hint_of
+
+
+class ReadsPayloads(Protocol):
+    """The payloads of a delta, wherever they are; `folder` is what they are called by."""
+
+    folder: Path
+    count: int
+
+    def states(self, index: int) -> States: ...
+
+    def runs_bytes(self, index: int) -> int: ...
+
+    def run_bytes(self, run: Run, start: int = 0, stop: int | None = None) -> memoryview: ...
 
 
 class PayloadReader:

@@ -1,4 +1,5 @@
-"""What comes when the bytes of a version are in place: the note of where the receiver is, its hook, its word.
+"""What comes when the bytes of a version are in place: the note of where the receiver is, its hook, or the engines
+that load it again, its word.
 
 What is not done yet is noted before it is begun, so that the next pull does it if this one is stopped.
 """
@@ -13,8 +14,9 @@ from pathlib import Path
 from dcr_cli.checkpoint.digest import blake3_text
 from dcr_cli.checkpoint.in_progress import STATE_FOLDER
 from dcr_cli.durable import PRIVATE_FOLDER_MODE
+from dcr_cli.engine.engines import Reload, Reloaded
 from dcr_cli.fetch.held import recorded
-from dcr_cli.fetch.hook import run_hook
+from dcr_cli.fetch.hook import Hook, run_hook
 from dcr_cli.fetch.position import Position, position_at, read_position, write_position
 from dcr_cli.fetch.wish import Wish
 from dcr_cli.fetch.words import Word, say
@@ -52,19 +54,24 @@ def is_due(position: Position, wish: Wish) -> bool:
     return wish.speaker is not None and wish.speaker.voice != position.acknowledged
 
 
-def end(store: Store, path: Path, position: Position, wish: Wish) -> None:
-    """Run the hook that is due, then say that the version is applied. HookError or TransportError if that fails; then
-    it is due again."""
-    if position.is_hook_due and wish.hook is not None:
+def end(store: Store, path: Path, position: Position, wish: Wish) -> tuple[Reloaded, ...]:
+    """Run the hook that is due, or reload engines, then say that the version is applied: what was reloaded. HookError
+    or TransportError if that fails; then it is due again."""
+    reloaded: tuple[Reloaded, ...] = ()
+    if position.is_hook_due and isinstance(wish.hook, Reload):
+        reloaded = wish.hook.run(path, str(position.version))
+    elif position.is_hook_due and isinstance(wish.hook, Hook):
         environment = {
             "DCR_VERSION": str(position.version),
             "DCR_CHECKPOINT": os.path.abspath(path),
             "DCR_DIGEST": blake3_text(position.target.content),
         }
         run_hook(wish.hook, environment)
+    if position.is_hook_due and wish.hook is not None:
         position = replace(position, is_hook_due=False)
         note(path, position)
     if wish.speaker is not None and is_due(position, wish):
         word = Word(position.history, position.place, position.target, APPLIED)
         say(store, wish.speaker, word, time.time())
         note(path, replace(position, acknowledged=wish.speaker.voice))
+    return reloaded

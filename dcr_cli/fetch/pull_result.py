@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dcr_cli.checkpoint.digest import State
+from dcr_cli.engine.engines import Reloaded
 from dcr_cli.errors import DcrError
 from dcr_cli.fetch.way import Way
 
@@ -24,7 +25,7 @@ class PullResult:
     which the receiver is ready for. `damaged` says of each object of the remote that is damaged, and was gone around,
     what is wrong with it. `unreadable` files could not be read, and what they lacked was fetched. `foreign`
     files are no part of the checkpoint and were left. `previous` is the folder that a link pointed at before, if it is
-    left there.
+    left there. `reloaded` are the engines that have loaded it.
     """
 
     checkpoint: str
@@ -49,3 +50,4 @@ class PullResult:
     unreadable: tuple[str, ...] = ()
     foreign: tuple[str, ...] = ()
     previous: str | None = None
+    reloaded: tuple[Reloaded, ...] = ()

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from dcr_cli.engine.engines import DEFAULT_SECONDS as DEFAULT_ENGINE_SECONDS, Reload, parse_reload
 from dcr_cli.errors import NOT_SET, UsageError
 from dcr_cli.fetch.hook import DEFAULT_SECONDS, Hook
 from dcr_cli.fetch.words import Speaker
@@ -25,8 +26,8 @@ MODES = (REPLACE, IN_PLACE, ASIDE)
 class Wish:
     """To which version a receiver is brought, in which way, and what is done then.
 
-    `version`: this one, also if it lies behind; None: the newest. `is_repair`: whatever is there, by an anchor. `view`:
-    through which layout its tensors are stored, if that was said.
+    `version`: this one, also if it lies behind; None: the newest. `is_repair`: whatever is there, by an anchor. `hook`:
+    a command, or engines that are reloaded. `view`: through which layout its tensors are stored, if that was said.
     """
 
     effort: Effort
@@ -36,7 +37,7 @@ class Wish:
     is_repair: bool = False
     trust: Trust = field(default_factory=Trust)
     speaker: Speaker | None = None
-    hook: Hook | None = None
+    hook: Hook | Reload | None = None
     dry_run: bool = False
     view: View = field(default_factory=View)
 
@@ -53,6 +54,9 @@ def make_wish(
     receiver_key: str | os.PathLike[str] | None = None,
     hook: str | None = None,
     hook_seconds: float = DEFAULT_SECONDS,
+    engines: Sequence[str] = (),
+    engine_seconds: float = DEFAULT_ENGINE_SECONDS,
+    engine_token: str | None = None,
     dry_run: bool = False,
     layout: str | os.PathLike[str] | None = None,
 ) -> Wish:
@@ -67,6 +71,10 @@ def make_wish(
         raise UsageError("--exec", "an empty command", hint=NOT_SET)
     if not hook_seconds > 0:
         raise UsageError("--exec-timeout", "a time above 0 expected")
+    reload = parse_reload(engines, engine_seconds, engine_token)
+    if hook is not None and reload is not None:
+        hint = "dcr reload, in the command, reloads engines when the command wants it"
+        raise UsageError("pull", "--exec and --engine exclude each other", hint=hint)
     if receiver_key is not None and receiver is None:
         raise UsageError(
             "--receiver-key", "signs what a receiver says, and needs its name", hint="give --receiver NAME"
@@ -80,7 +88,7 @@ def make_wish(
         is_repair,
         trust_in(trusted_keys),
         Speaker(check_receiver(receiver), key) if receiver is not None else None,
-        Hook(hook, hook_seconds) if hook is not None else None,
+        Hook(hook, hook_seconds) if hook is not None else reload,
         dry_run,
         View(layout=read_layout(Path(layout)) if layout is not None else None),
     )

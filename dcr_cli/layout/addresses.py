@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -108,6 +108,12 @@ def _digits(total: int, alphabet: Alphabet) -> int:
     return digits
 
 
+class WritesBits(Protocol):
+    """Says what is written into the elements at some addresses: unsigned integers as wide as the dtype's elements."""
+
+    def bits(self, dtype: Dtype, addresses: Indices) -> Elements: ...
+
+
 class Digit(NamedTuple):
     """A load whose elements are digit `number` of their addresses, the lowest being 0; or its reverse."""
 
@@ -132,12 +138,21 @@ class Drawn(NamedTuple):
         drawn = _mixed(addresses.astype(np.uint64) + np.uint64(self.seed))
         numbers = _normal_numbers(dtype)
         if numbers is None:
-            return (drawn & np.uint64(1 if dtype.name == "BOOL" else (1 << 8 * dtype.width) - 1)).astype(
-                f"<u{dtype.width}"
-            )
+            return AnyBits(self.seed).bits(dtype, addresses)
         first, count = numbers
         sign = _mixed(drawn) & np.uint64(1 << (8 * dtype.width - 1))
         return ((np.uint64(first) + drawn % np.uint64(count)) | sign).astype(f"<u{dtype.width}")
+
+
+class AnyBits(NamedTuple):
+    """A load whose elements are drawn at random from all bit patterns: NaNs, both zeros, all there are."""
+
+    seed: int
+
+    def bits(self, dtype: Dtype, addresses: Indices) -> Elements:
+        """What is written into the elements at `addresses`: unsigned integers as wide as the dtype's elements."""
+        drawn = _mixed(addresses.astype(np.uint64) + np.uint64(self.seed))
+        return (drawn & np.uint64(1 if dtype.name == "BOOL" else (1 << 8 * dtype.width) - 1)).astype(f"<u{dtype.width}")
 
 
 def _mixed(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -22,7 +22,7 @@ from dcr_cli.layout.layout import Form
 # The only file of a loader that does not say in which files its tensors lie.
 ONLY_FILE = "model.safetensors"
 # The dtypes of safetensors, as NumPy, or what adds to it, and PyTorch call them.
-_DTYPES = {
+DTYPE_NAMES = {
     "bool": "BOOL",
     "uint8": "U8",
     "int8": "I8",
@@ -124,7 +124,7 @@ def _meant_by(dtypes: Collection[str]) -> dict[str, str]:
 
 
 def _read_numpy(value: Any, meant: Mapping[str, str]) -> LoadedTensor | None:
-    dtype = _DTYPES.get(value.dtype.name)
+    dtype = DTYPE_NAMES.get(value.dtype.name)
     if dtype is None:
         return None
     dtype = meant.get(dtype, dtype)
@@ -137,7 +137,7 @@ def _read_numpy(value: Any, meant: Mapping[str, str]) -> LoadedTensor | None:
 def _read_torch(value: Any) -> LoadedTensor | None:
     if not _is_torch(value) or hasattr(value, "full_tensor") or value.is_meta or value.is_sparse:
         return None
-    dtype = _DTYPES.get(str(value.dtype).removeprefix("torch."))
+    dtype = DTYPE_NAMES.get(str(value.dtype).removeprefix("torch."))
     if dtype is None:
         return None
     # Whoever has one of its tensors has imported it.

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import reduce
 from pathlib import Path
 
 import numpy as np
@@ -19,19 +18,15 @@ from dcr_cli.checkpoint.header import DTYPES
 from dcr_cli.checkpoint.names import listed, shown
 from dcr_cli.checkpoint.patterns import Patterns
 from dcr_cli.errors import UnsupportedError, UsageError
-from dcr_cli.layout.addresses import NOWHERE, Addresses, Digit, Drawn, Found, give_addresses, read_addresses
-from dcr_cli.layout.box import Box, Indices, Rectangle
+from dcr_cli.layout.addresses import NOWHERE, Addresses, Digit, Drawn, Found, WritesBits, give_addresses, read_addresses
 from dcr_cli.layout.coverage import Coverage, coordinate
-from dcr_cli.layout.fitting import Fitting, TooIrregularError
+from dcr_cli.layout.fitting import TooIrregularError
 from dcr_cli.layout.layout import KEEP, ZERO, Form, Layout, LocalTensor, Placement
 from dcr_cli.layout.loader import Loader
 from dcr_cli.layout.opening import forms_of
-from dcr_cli.layout.probe_files import Kept, ProbeFolder, WritesBits
+from dcr_cli.layout.probe_files import Kept, ProbeFolder
+from dcr_cli.layout.tracing import Expectation, Trace, parts_of
 
-# More boxes than this, between one local tensor and one canonical one, are no short list.
-MAX_BOXES = 64
-# So many elements are looked at together.
-_AT_ONCE = 1 << 22
 _SEED = 20_011
 _LACKING = "--may-lack names those that it is right to leave out, --tied A=B two for which it has one tensor"
 
@@ -137,23 +132,20 @@ class _Probe:
 
     def local_tensor(self, path: str, name: str, kept: Kept) -> LocalTensor:
         what = f"{self._what}: tensor {shown(name)} of {shown(path)}"
-        fittings: dict[str, Fitting] = {}
+        trace = Trace(self._addresses, kept.form.dtype)
         is_padded, is_zero = False, True
         try:
-            for first, count in _parts(kept.form):
+            for first, count in parts_of(kept.form):
                 found = self._find(what, kept, first, count)
                 nowhere = found.addresses == NOWHERE
                 if nowhere.any():
                     is_padded = True
                     is_zero &= not self._folder.read(0, kept, first, count)[nowhere].any()
-                self._add(kept, first, found.addresses, fittings)
-            placements = [
-                Placement(tensor, box) for tensor, fitting in fittings.items() for box in fitting.boxes(MAX_BOXES)
-            ]
+                trace.add(first, found.addresses)
+            placements = trace.placements()
         except TooIrregularError as error:
             facts = f"is no short list of boxes of canonical tensors: {error}"
             raise UnsupportedError(what, facts, hint="a layout cannot say where its elements come from") from error
-        placements.sort(key=lambda placement: placement.box.local)
         fill = ZERO if placements and is_padded and is_zero else KEEP
         tensor = LocalTensor(kept.form, tuple(placements), fill)
         self._check(what, tensor, kept)
@@ -170,38 +162,15 @@ class _Probe:
             raise UnsupportedError(what, facts, hint="what a loader converts or computes has no layout")
         return found
 
-    def _add(self, kept: Kept, first: int, addresses: Indices, fittings: dict[str, Fitting]) -> None:
-        local = np.flatnonzero(addresses != NOWHERE)
-        found = addresses[local]
-        for tensor, places in self._addresses.by_tensor(kept.form.dtype, found):
-            fitting = fittings.setdefault(tensor, Fitting())
-            fitting.add(first + local[places], found[places] - self._addresses.begins[tensor])
-
     def _check(self, what: str, tensor: LocalTensor, kept: Kept) -> None:
         """Raise UnsupportedError unless the load of random values is, bit for bit, what the layout says."""
-        dtype, drawn = DTYPES[kept.form.dtype], self._addresses.digits + 1
-        boxes = [(self._addresses.begins[each.tensor], each.box.inverse()) for each in tensor.placements]
-        for first, count in _parts(kept.form):
+        drawn = self._addresses.digits + 1
+        expectation = Expectation(self._addresses, kept.form, tensor.placements, Drawn(_SEED))
+        for first, count in parts_of(kept.form):
             expected = self._folder.read(0, kept, first, count)
-            for begin, box in boxes:
-                for part in box.rectangles(box.rank(first), box.rank(first + count)):
-                    bits = Drawn(_SEED).bits(dtype, begin + _canonical_of(box, part).reshape(-1))
-                    box.canonical_view(expected, first, part)[...] = bits.reshape(part.counts)
+            expectation.put(expected, first)
             differs = self._folder.read(drawn, kept, first, count) != expected
             if differs.any():
                 where = coordinate(first + int(np.argmax(differs)), kept.form)
                 facts = f"element {where} is not what it should be after a load of random values"
                 raise UnsupportedError(what, facts, hint="what a loader converts or computes has no layout")
-
-
-def _parts(form: Form) -> list[tuple[int, int]]:
-    """Cut a tensor, between rows where that can be, into (first element, count)."""
-    row = form.shape[-1] if form.shape else 1
-    at_once = max(_AT_ONCE // max(row, 1), 1) * row if row <= _AT_ONCE else _AT_ONCE
-    return [(first, min(at_once, form.elements - first)) for first in range(0, form.elements, max(at_once, 1))]
-
-
-def _canonical_of(inverse: Box, part: Rectangle) -> Indices:
-    """The numbers in the canonical tensor of a rectangle's elements, for a box whose tensors are exchanged."""
-    steps = [np.arange(count) * axis.local for count, axis in zip(part.counts, inverse.axes, strict=True)]
-    return reduce(np.add.outer, steps, np.array(part.local, np.int64))

@@ -9,25 +9,19 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dcr_cli.checkpoint.checkpoint import Checkpoint
-from dcr_cli.checkpoint.header import DTYPES, Dtype, TensorEntry, bytes_view
+from dcr_cli.checkpoint.header import DTYPES, TensorEntry, bytes_view
 from dcr_cli.durable import PRIVATE_FOLDER_MODE, File, Folder, open_folder
-from dcr_cli.layout.box import Indices
+from dcr_cli.layout.addresses import WritesBits
 from dcr_cli.layout.layout import Form
 from dcr_cli.layout.loader import Loader
 
 _AT_ONCE = 1 << 20
-
-
-class WritesBits(Protocol):
-    """Says what is written into the elements at some addresses: unsigned integers as wide as the dtype's elements."""
-
-    def bits(self, dtype: Dtype, addresses: Indices) -> NDArray[Any]: ...
 
 
 class Kept(NamedTuple):

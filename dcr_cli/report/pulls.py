@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from dcr_cli.errors import size
 from dcr_cli.report.people import Line, amount, facts, names, share, state
 
 if TYPE_CHECKING:
+    from dcr_cli.engine.engines import Reloaded
     from dcr_cli.fetch.pull_result import PullResult
     from dcr_cli.fetch.way import Way
     from dcr_cli.follow import Arrival
+    from dcr_cli.reload import ReloadResult
 
 
 def pull_lines(result: PullResult) -> Iterator[Line]:
@@ -29,7 +31,20 @@ def arrival_lines(arrival: Arrival) -> Iterator[Line]:
     if result.fetched_before_commit_bytes:
         payloads = max(arrival.payload_bytes, result.fetched_before_commit_bytes)
         told.append(f"{share(result.fetched_before_commit_bytes, payloads)} of its payloads before it")
+    told += [f"{names([each.engine])} paused for {each.pause_seconds:.2f} s" for each in result.reloaded]
     yield Line(", ".join(told))
+
+
+def reload_lines(result: ReloadResult) -> Iterator[Line]:
+    """Which engines serve from the folder now."""
+    yield Line(f"done: {amount(len(result.reloaded), 'engine')} at {names([result.label])}", "bold green")
+    yield from facts(_reload_facts(result.reloaded))
+
+
+def _reload_facts(reloaded: Sequence[Reloaded]) -> Iterator[tuple[str, str]]:
+    for each in reloaded:
+        loading = f"{each.load_seconds:.2f} s of them loading"
+        yield "reloaded", f"{names([each.engine])}, paused for {each.pause_seconds:.2f} s, {loading}"
 
 
 def _headline(result: PullResult) -> str:
@@ -48,6 +63,7 @@ def _pull_facts(result: PullResult) -> Iterator[tuple[str, str]]:
         yield "staged", f"version {result.staged}, which is prepared"
     if result.staging_error is not None:
         yield "not staged", "what is prepared; the version that it is at is not concerned"
+    yield from _reload_facts(result.reloaded)
     if result.unreadable:
         lost = amount(len(result.unreadable), "file")
         yield "note", f"the disk did not give all of {lost}, fetched instead: {names(result.unreadable)}"

@@ -40,7 +40,7 @@ def main(rank: int, ranks: int, meeting: str) -> None:
         print("done", file=answers, flush=True)
 
 
-def config_of(model: str, ranks: int) -> Any:
+def config_of(model: str, ranks: int, stages: int = 1) -> Any:
     from vllm.engine.arg_utils import EngineArgs
 
     return EngineArgs(
@@ -49,6 +49,7 @@ def config_of(model: str, ranks: int) -> Any:
         skip_tokenizer_init=True,
         dtype="bfloat16",
         tensor_parallel_size=ranks,
+        pipeline_parallel_size=stages,
         enforce_eager=True,
         max_model_len=64,
     ).create_engine_config()

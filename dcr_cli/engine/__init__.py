@@ -1,0 +1,1 @@
+"""Engines that serve from a checkpoint's folder, and are told over HTTP to load it again."""

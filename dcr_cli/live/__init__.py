@@ -1,0 +1,17 @@
+"""Live receivers: a model that an engine serves from, brought from version to version in the memory where it lies.
+
+    from dcr_cli.live import Receiver, content_of
+
+    receiver = Receiver(model, model.load_weights)
+    receiver.stage("s3://bucket/run@7")
+    receiver.apply()
+
+It needs torch, which nothing else here does.
+"""
+
+from dcr_cli.live.member import Fate, Member
+from dcr_cli.live.ready import Staged
+from dcr_cli.live.receiver import Receiver
+from dcr_cli.live.shares import Shares, content_of
+
+__all__ = ["Fate", "Member", "Receiver", "Shares", "Staged", "content_of"]

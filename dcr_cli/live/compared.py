@@ -1,0 +1,91 @@
+"""A module beside its placement, a delta's tensors, and the checkpoint that it was loaded from: whether it holds these
+bits where they are said to lie, and what it holds something else of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dcr_cli.checkpoint.checkpoint import Checkpoint, Reader, Tensor
+from dcr_cli.checkpoint.digest import add, content_digest, digest_bytes, no_digest, tensor_digest
+from dcr_cli.checkpoint.names import listed, shown
+from dcr_cli.delta.encoding import uint_dtype
+from dcr_cli.errors import UnsupportedError, UsageError, WrongBaseError
+from dcr_cli.layout.layout import Form, Placed
+from dcr_cli.layout.opening import forms_of
+from dcr_cli.live.holdings import Holdings
+from dcr_cli.live.memory import Memory
+from dcr_cli.live.placement import Placement
+
+_AT_ONCE = 1 << 20
+_SAME = "give the folder that the module was loaded from, as it was then"
+
+Elements = NDArray[Any]
+
+
+def check_fits(placement: Placement, memory: Memory) -> None:
+    """Raise UsageError unless a placement is one of a module with these stretches."""
+    expected, found = placement.stretches, memory.forms
+    if expected != found:
+        names = sorted(name for name in {*expected, *found} if expected.get(name) != found.get(name))
+        facts = f"is of a module with other tensors than {memory.what} has: {listed(names)}"
+        raise UsageError("layout", facts, hint="each rank, of each model and engine, has one of its own")
+
+
+def check_forms(what: str, placement: Placement, forms: Mapping[str, Form]) -> None:
+    """Raise UnsupportedError unless these are the tensors that a module was learnt with."""
+    if forms != placement.forms:
+        known = placement.forms
+        names = sorted(name for name in {*forms, *known} if forms.get(name) != known.get(name))
+        facts = f"has other tensors than the module was learnt with: {listed(names)}"
+        raise UnsupportedError(what, facts, hint="load the module anew, at this version")
+
+
+def check_loaded(checkpoint: Checkpoint, holdings: Holdings) -> bytes:
+    """Raise WrongBaseError unless a module holds the bits of a checkpoint, wherever it is said to hold any: the content
+    digest of that."""
+    forms = forms_of(checkpoint)
+    known = holdings.placement.forms
+    if forms != known:
+        names = sorted(name for name in {*forms, *known} if forms.get(name) != known.get(name))
+        raise WrongBaseError(str(checkpoint.root), f"has other tensors than the delta: {listed(names)}", hint=_SAME)
+    digests = {}
+    with checkpoint.reader() as reader:
+        for tensor in checkpoint.tensors:
+            total = no_digest()
+            for first in range(0, tensor.elements, _AT_ONCE):
+                elements = _read(reader, tensor, first, min(_AT_ONCE, tensor.elements - first))
+                total = add(total, tensor_digest(elements, first * tensor.dtype.width))
+                for place in holdings.placement.placed[tensor.name]:
+                    _compare(holdings, tensor, place, (elements, first))
+            digests[tensor.name] = digest_bytes(total)
+        reader.check_unchanged()
+    return content_digest((name, *known[name], digest) for name, digest in sorted(digests.items()))
+
+
+def read_kept(checkpoint: Checkpoint, names: Sequence[str]) -> dict[str, Elements]:
+    """Read whole tensors."""
+    with checkpoint.reader() as reader:
+        tensors = [checkpoint.by_name[name] for name in names]
+        return {tensor.name: _read(reader, tensor, 0, tensor.elements) for tensor in tensors}
+
+
+def _read(reader: Reader, tensor: Tensor, first: int, count: int) -> Elements:
+    width = tensor.dtype.width
+    elements = np.empty(count, uint_dtype(width))
+    reader.read_into(tensor, first * width, elements.view(np.uint8))
+    return elements
+
+
+def _compare(holdings: Holdings, tensor: Tensor, place: Placed, given: tuple[Elements, int]) -> None:
+    elements, first = given
+    box = place.box
+    bits = holdings.memory.stretches[place.name].bits
+    for part in box.rectangles(box.rank(first), box.rank(first + len(elements))):
+        if not np.array_equal(bits.view(box, part), box.canonical_view(elements, first, part)):
+            form = Form(tensor.dtype.name, tensor.shape)
+            facts = f"{holdings.memory.what} holds other bits of tensor {shown(tensor.name)} ({form}) in "
+            raise WrongBaseError(holdings.placement.layout.what, f"{facts}{shown(place.name)}", hint=_SAME)

@@ -1,0 +1,213 @@
+"""A live receiver as one of those that a remote's versions are committed for together: it stages what is prepared, says
+so, waits for the commit, applies, and says that.
+
+What dies between staged and applied leaves nothing behind that would have to be repaired: the next engine loads its
+checkpoint, which is at some version, and its member goes from there, version by version, to the newest one. What the
+dead one said by the same name, the new one would say again. How staging and applying are done is receiver.py's matter.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from enum import Enum
+from types import TracebackType
+from typing import Self
+
+from dcr_cli.errors import ConflictError, UsageError, WrongBaseError
+from dcr_cli.fetch.prepared import find_prepared
+from dcr_cli.fetch.source import Source, open_source, require_version
+from dcr_cli.fetch.words import Speaker, Word, say
+from dcr_cli.live.offer import fetch_offer
+from dcr_cli.live.ready import Staged
+from dcr_cli.live.receiver import Receiver
+from dcr_cli.remote.hint import GIVEN_UP, read_hint
+from dcr_cli.remote.keys import APPLIED, STAGED, check_receiver
+from dcr_cli.remote.log import Known
+from dcr_cli.remote.signing import load_signing_key, trust_in
+from dcr_cli.remote.version import Published, check_follows
+from dcr_cli.stopping import pause
+from dcr_cli.store.opening import open_store
+from dcr_cli.work import threads
+
+_SHORTEST_SECONDS, _LONGEST_SECONDS = 0.05, 2.0
+
+
+class Fate(Enum):
+    """What has become of a version that is staged."""
+
+    OPEN = "prepared"
+    COMMITTED = "committed"
+    GIVEN_UP = "given up"
+
+
+class Member:
+    """A live receiver of `remote` whose module is at `version`: the one that its checkpoint was at when it was loaded.
+
+    With a `name` it says what it has staged and applied, signed with `receiver_key`; each rank has a name of its own,
+    and a quorum counts ranks. A context manager, for one thread at a time. Whatever it raises, it may be called again.
+    """
+
+    def __init__(
+        self,
+        receiver: Receiver,
+        remote: str | os.PathLike[str],
+        *,
+        version: int,
+        name: str | None = None,
+        receiver_key: str | os.PathLike[str] | None = None,
+        trusted_keys: Sequence[str] = (),
+        storage_options: Mapping[str, object] | None = None,
+        jobs: int | None = None,
+    ) -> None:
+        if receiver_key is not None and name is None:
+            raise UsageError("receiver_key", "signs what a receiver says, and needs its name")
+        key = load_signing_key(receiver_key, "receiver_key") if receiver_key is not None else None
+        self._speaker = Speaker(check_receiver(name), key) if name is not None else None
+        self._receiver = receiver
+        self._jobs = threads(jobs)
+        self._exit = ExitStack()
+        store = self._exit.enter_context(open_store(remote, storage_options))
+        try:
+            self._source: Source = open_source(store, trust_in(trusted_keys), None)
+            self._own = require_version(self._source, version)
+            self._check_state()
+        except BaseException:
+            self._exit.close()
+            raise
+        self._staged: Published | None = None
+        # What was done, and could not be said.
+        self._unsaid: list[tuple[Published, str]] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._exit.close()
+
+    @property
+    def version(self) -> int:
+        """The version that the module is at, or, while an apply is to be finished, the one that it was at."""
+        return self._own.version.number
+
+    @property
+    def staged_version(self) -> int | None:
+        """The version that is staged."""
+        return self._staged.version.number if self._staged is not None else None
+
+    def announce(self) -> None:
+        """Say that the version that the module was loaded at is applied, as one that was brought there would.
+
+        WrongBaseError if it is not that version's state, UsageError if the receiver has no checkpoint to show it.
+        """
+        self._receiver.learn()
+        self._check_state()
+        if self._receiver.content is None:
+            facts = "nothing shows that the module is at this version"
+            raise UsageError(f"version {self.version}", facts, hint="Receiver(..., checkpoint=FOLDER) compares them")
+        self._unsaid.append((self._own, APPLIED))
+        self._speak()
+
+    def stage_next(self) -> Staged | None:
+        """Stage the version after the module's own, be it committed or prepared, and say that it is staged; None if
+        there is none, or if it is staged already.
+
+        What was staged, and turns out to have been given up, is forgotten. Raises what `Receiver.stage` raises, and
+        TransportError or ConflictError if it cannot be said; the version is staged then, and the next call says it.
+        """
+        self._speak()
+        if self._staged is not None:
+            if self.fate() is not Fate.GIVEN_UP:
+                return None
+            self._receiver.give_up()
+            self._staged = None
+        published = self._next()
+        if published is None:
+            return None
+        staged = self._receiver.stage_offer(fetch_offer(self._source.store, published, self._jobs))
+        self._staged = published
+        self._unsaid.append((published, STAGED))
+        self._speak()
+        return staged
+
+    def fate(self) -> Fate:
+        """What has become of the version that is staged. UsageError if none is."""
+        staged = self._require_staged()
+        committed = self._source.log.read(staged.version.number, is_denied_absent=True)
+        if committed is not None:
+            return Fate.COMMITTED if committed.version == staged.version else Fate.GIVEN_UP
+        hint = read_hint(self._source.store)
+        # A hint may be wrong: then the version is staged once more, when it is committed all the same.
+        is_given_up = hint is not None and hint.state == GIVEN_UP and hint.place == staged.version.place
+        return Fate.GIVEN_UP if is_given_up else Fate.OPEN
+
+    def wait(self, seconds: float, sleep: Callable[[float], None] = pause) -> Fate:
+        """Wait until it is known what becomes of the version that is staged, at most so many seconds; OPEN then."""
+        end, step = time.monotonic() + seconds, _SHORTEST_SECONDS
+        while (fate := self.fate()) is Fate.OPEN and (left := end - time.monotonic()) > 0:
+            sleep(min(step, left))
+            step = min(2 * step, _LONGEST_SECONDS)
+        return fate
+
+    def apply(self) -> int:
+        """Apply the version that is staged and committed, and say that it is applied: its number.
+
+        The module must not serve meanwhile. ConflictError if it is not committed; then nothing was changed. What
+        `Receiver.apply` raises leaves it to the next call to finish it, and nothing is said.
+        """
+        staged = self._require_staged()
+        if not self._receiver.is_partial and (fate := self.fate()) is not Fate.COMMITTED:
+            what = f"version {staged.version.number} of {self._source.shown}"
+            raise ConflictError(what, f"is {fate.value}, not committed", hint="dcr commit makes it a version")
+        self._receiver.apply()
+        self._own, self._staged = staged, None
+        # That it is staged need not be said any more.
+        self._unsaid = [(staged, APPLIED)]
+        self._speak()
+        return staged.version.number
+
+    def catch_up(self) -> tuple[int, ...]:
+        """Apply every committed version after the module's own, one after the other: which ones.
+
+        The module must not serve meanwhile. Raises what `stage_next` and `apply` raise.
+        """
+        applied: list[int] = []
+        while True:
+            self.stage_next()
+            if self._staged is None or self.fate() is not Fate.COMMITTED:
+                return tuple(applied)
+            applied.append(self.apply())
+
+    def _next(self) -> Published | None:
+        own = self._own
+        number = own.version.number + 1
+        committed = self._source.log.read(number, is_denied_absent=True)
+        if committed is not None:
+            check_follows(own, committed.version, f"{self._source.shown}, version {number}")
+            return committed
+        return find_prepared(self._source, Known(own.version.history, own.version.number, own.blake3))
+
+    def _require_staged(self) -> Published:
+        if self._staged is None:
+            raise UsageError("member", "no version is staged", hint="call stage_next first")
+        return self._staged
+
+    def _check_state(self) -> None:
+        content, target = self._receiver.content, self._own.version.target.content
+        if content is not None and content != target:
+            facts = f"the module is at content blake3:{content.hex()[:16]}, which is not version {self.version}"
+            raise WrongBaseError(self._source.shown, facts, hint="say the version that its checkpoint was at")
+
+    def _speak(self) -> None:
+        """Say what has not been said."""
+        while self._unsaid:
+            if self._speaker is not None:
+                published, stage = self._unsaid[0]
+                version = published.version
+                word = Word(version.history, version.place, version.target, stage)
+                say(self._source.store, self._speaker, word, time.time())
+            self._unsaid.pop(0)

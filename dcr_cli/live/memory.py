@@ -1,0 +1,177 @@
+"""What a module holds: its parameters and buffers, the stretches of storages that they lie in, and putting all of it
+back as it was.
+
+Tensors that are neither parameters nor buffers are not seen. What the elements are is placement.py's matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from numpy.typing import NDArray
+
+from dcr_cli.checkpoint.header import DTYPES
+from dcr_cli.checkpoint.names import shown
+from dcr_cli.errors import UnsupportedError
+from dcr_cli.layout.layout import Form
+from dcr_cli.layout.loader import DTYPE_NAMES
+from dcr_cli.live.bits import Bits, bits_of
+
+# So many elements are compared, and put back, at once.
+_AT_ONCE = 1 << 22
+
+
+class Stretch(NamedTuple):
+    """Consecutive elements of a storage that tensors of a module lie in.
+
+    It goes by the first of their `names`. `form` is that of a row.
+    """
+
+    form: Form
+    names: tuple[str, ...]
+    bits: Bits
+
+
+class _Registered(NamedTuple):
+    """A tensor of a module, under `key` in one of its owner's registries, and what it looked at."""
+
+    name: str
+    registry: dict[str, Any]
+    key: str
+    tensor: Any
+    data: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """The parameters and buffers of a module, as they are when it is made; `stretches` by name."""
+
+    what: str
+    stretches: Mapping[str, Stretch]
+    _module: Any
+    _registered: tuple[_Registered, ...]
+    _registries: tuple[tuple[dict[str, Any], dict[str, Any]], ...]
+
+    @property
+    def forms(self) -> dict[str, Form]:
+        return {name: stretch.form for name, stretch in self.stretches.items()}
+
+    def moved(self, names: Collection[str] | None = None) -> str | None:
+        """The name of a tensor, of `names` or of all, that does not lie any more where it lay, or that was not there;
+        None if there is none."""
+        now = {each.name: each for each in _walk(self._module)}
+        before = {each.name: each for each in self._registered}
+        for name in sorted({*now, *before} if names is None else names):
+            found = now.get(name)
+            if found is None or name not in before or not _is_same_place(found.tensor, before[name].data):
+                return name
+        return None
+
+    @contextmanager
+    def put_back(self) -> Iterator[None]:
+        """Whatever becomes of the module inside, it has its tensors, at their addresses, with their bits, after it,
+        and its parts and attributes, as far as these are not changed within."""
+        copies = {name: each.bits.read(0, each.form.elements) for name, each in self.stretches.items()}
+        try:
+            yield
+        finally:
+            self._put_back(copies)
+
+    def _put_back(self, copies: Mapping[str, NDArray[Any]]) -> None:
+        for registry, entries in self._registries:
+            if [(key, id(each)) for key, each in registry.items()] != [
+                (key, id(each)) for key, each in entries.items()
+            ]:
+                registry.clear()
+                registry.update(entries)
+        for each in self._registered:
+            if not _is_same_place(each.tensor, each.data):
+                each.tensor.data = each.data
+        for name, stretch in self.stretches.items():
+            copy = copies[name]
+            for first in range(0, len(copy), _AT_ONCE):
+                stretch.bits.write(first, copy[first : first + _AT_ONCE])
+
+
+def memory_of(module: Any) -> Memory:
+    """Find what a module holds. UnsupportedError for what is not plain elements in a storage."""
+    what = f"module {type(module).__name__}"
+    registered = tuple(_walk(module))
+    spans: dict[tuple[str, int], list[tuple[int, int, _Registered]]] = {}
+    for each in registered:
+        tensor = each.data
+        _check_plain(what, each)
+        if not tensor.numel():
+            continue
+        storage, size = tensor.untyped_storage(), tensor.element_size()
+        begin = tensor.storage_offset() * size
+        steps = zip(tensor.shape, tensor.stride(), strict=True)
+        end = begin + (1 + sum((count - 1) * stride for count, stride in steps)) * size
+        spans.setdefault((str(tensor.device), storage.data_ptr()), []).append((begin, end, each))
+    stretches = dict(sorted(_stretch(what, group) for members in spans.values() for group in _joined(members)))
+    registries = tuple((registry, dict(registry)) for registry in _registries(module))
+    return Memory(what, stretches, module, registered, registries)
+
+
+def _registries(module: Any) -> Iterator[dict[str, Any]]:
+    """All that the parts of a module have by name: attributes, tensors, parts."""
+    for owner in module.modules():
+        yield from (vars(owner), owner._parameters, owner._buffers, owner._modules)
+
+
+def _walk(module: Any) -> Iterator[_Registered]:
+    for prefix, owner in module.named_modules(remove_duplicate=False):
+        for registry in (owner._parameters, owner._buffers):
+            for key, tensor in registry.items():
+                if tensor is not None:
+                    yield _Registered(f"{prefix}.{key}" if prefix else key, registry, key, tensor, tensor.data)
+
+
+def _check_plain(what: str, each: _Registered) -> None:
+    tensor = each.data
+    is_plain = not (tensor.is_meta or tensor.is_sparse or tensor.is_quantized or hasattr(tensor, "full_tensor"))
+    if not is_plain or str(tensor.layout) != "torch.strided" or hasattr(tensor, "__tensor_flatten__"):
+        facts = f"tensor {shown(each.name)} is a {type(tensor).__name__} on {tensor.device}, no plain elements"
+        raise UnsupportedError(what, facts, hint="only what lies in a storage of its own elements can be patched")
+    if str(tensor.dtype).removeprefix("torch.") not in DTYPE_NAMES:
+        raise UnsupportedError(what, f"tensor {shown(each.name)} is of {tensor.dtype}, which safetensors has not")
+
+
+def _joined(spans: list[tuple[int, int, _Registered]]) -> Iterator[list[tuple[int, int, _Registered]]]:
+    """Spans of one storage that share bytes belong together."""
+    group: list[tuple[int, int, _Registered]] = []
+    reach = 0
+    for span in sorted(spans, key=lambda span: (span[0], span[1])):
+        if group and span[0] >= reach:
+            yield group
+            group = []
+        reach = max(reach, span[1]) if group else span[1]
+        group.append(span)
+    yield group
+
+
+def _stretch(what: str, group: list[tuple[int, int, _Registered]]) -> tuple[str, Stretch]:
+    names = tuple(sorted(each.name for _, _, each in group))
+    name = names[0]
+    dtypes = sorted({str(each.data.dtype).removeprefix("torch.") for _, _, each in group})
+    if len(dtypes) > 1:
+        facts = f"tensor {shown(name)} shares bytes with one of another dtype: {', '.join(dtypes)}"
+        raise UnsupportedError(what, facts, hint="one of the two has to have memory of its own")
+    dtype = DTYPES[DTYPE_NAMES[dtypes[0]]]
+    begin, end = group[0][0], max(end for _, end, _ in group)
+    storage = group[0][2].data.untyped_storage()
+    shape = ((end - begin) * 8 // dtype.bits,)
+    bits = bits_of(storage, begin, end - begin, dtype.width)
+    return name, Stretch(Form(dtype.name, shape), names, bits)
+
+
+def _is_same_place(tensor: Any, data: Any) -> bool:
+    """Whether a tensor has the elements of another one."""
+
+    def place(each: Any) -> tuple[Any, ...]:
+        return each.data_ptr(), each.device, each.dtype, each.shape, each.stride(), each.is_meta
+
+    return bool(place(tensor) == place(data))

@@ -1,0 +1,135 @@
+"""What a live receiver is offered: the documents and payloads of a delta, from a folder or fetched from a remote.
+
+Payloads of a remote are kept in memory: they are as large as the changes, and nothing is written. What they say of a
+module is staging.py's matter.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from dcr_cli.checkpoint.digest import object_digest
+from dcr_cli.delta.chain import ChainPayloads
+from dcr_cli.delta.delta import open_delta
+from dcr_cli.delta.documents import Documents
+from dcr_cli.delta.manifest import PayloadRow, Run
+from dcr_cli.delta.payload import PayloadFacts, States, check_payload_start
+from dcr_cli.delta.payload_reader import PayloadReader
+from dcr_cli.errors import DamagedError, NotFoundError, UnsupportedError
+from dcr_cli.pool import run_all
+from dcr_cli.remote.documents import fetch_documents
+from dcr_cli.remote.history import require_history
+from dcr_cli.remote.keys import Place, payload_key
+from dcr_cli.remote.log import Log
+from dcr_cli.remote.signing import Trust
+from dcr_cli.remote.version import Published
+from dcr_cli.store.opening import open_store
+from dcr_cli.store.store import Store
+
+_ADDRESS = re.compile(r"(.+)@([0-9]{1,10})", re.DOTALL)
+_TRIES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A delta, all bytes of which were checked. `published` is the version of a remote that it makes, if it is one."""
+
+    name: str
+    documents: Documents
+    payloads: ChainPayloads
+    published: Published | None = None
+
+    @property
+    def version(self) -> int | None:
+        return self.published.version.number if self.published is not None else None
+
+
+class FetchedPayloads:
+    """The payloads of a version, in memory."""
+
+    def __init__(self, place: Place, payloads: Sequence[bytes]) -> None:
+        self.folder = Path(str(place))
+        self.count = len(payloads)
+        self._payloads = payloads
+        self._facts = [_facts(index, data) for index, data in enumerate(payloads)]
+
+    def states(self, index: int) -> States:
+        """The starting states of payload `index`."""
+        return self._facts[index].states
+
+    def runs_bytes(self, index: int) -> int:
+        """How many bytes the runs of payload `index` have together."""
+        return self._facts[index].runs_bytes
+
+    def run_bytes(self, run: Run, start: int = 0, stop: int | None = None) -> memoryview:
+        """The bytes `start` to `stop` of a run, all of them if not told otherwise."""
+        facts = self._facts[run.payload]
+        if run.offset + run.bytes > facts.runs_bytes:
+            end = run.offset + run.bytes
+            raise DamagedError(f"payload {run.payload}", f"has {facts.runs_bytes} bytes of runs, one ends at {end}")
+        begin = facts.runs_start + run.offset
+        return memoryview(self._payloads[run.payload])[begin + start : begin + min(run.bytes, stop or run.bytes)]
+
+
+def _facts(index: int, data: bytes) -> PayloadFacts:
+    return check_payload_start(memoryview(data), len(data), index, None, f"payload {index}")
+
+
+@contextmanager
+def offer_of(
+    delta: str | os.PathLike[str], trust: Trust, storage_options: Mapping[str, object] | None, jobs: int
+) -> Iterator[Offer]:
+    """Open a delta: the folder of one, or version N of a remote, given as REMOTE@N, unless a folder has this name.
+
+    Raises what opening and fetching raise; UnsupportedError for a version that has no delta.
+    """
+    match = _ADDRESS.fullmatch(delta) if isinstance(delta, str) and not os.path.lexists(delta) else None
+    if match is not None:
+        with open_store(match[1], storage_options) as store:
+            published = Log(store, require_history(store).id, trust).find(int(match[2]))
+            yield fetch_offer(store, published, jobs)
+        return
+    opened = open_delta(delta, if_checkpoint="a live receiver is given deltas, or REMOTE@N")
+    with PayloadReader(opened.folder, opened.manifest.payloads) as payloads:
+        payloads.verify_all(jobs)
+        yield Offer(str(delta), opened, ChainPayloads([payloads]))
+
+
+def fetch_offer(store: Store, published: Published, jobs: int) -> Offer:
+    """Fetch all of a version into memory, and check it."""
+    place = published.version.place
+    name = f"{store.shown}@{place.version}"
+    if published.version.delta is None:
+        facts = "has only an anchor: nothing of it says what changes"
+        raise UnsupportedError(name, facts, hint="load the module anew, from its checkpoint at this version")
+    documents = fetch_documents(store, published)
+    if documents is None:
+        raise NotFoundError(name, "its delta is there no more", hint="load the module anew, at a newer version")
+    rows = documents.manifest.payloads
+    fetched: list[bytes] = [b""] * len(rows)
+
+    def fetch() -> Callable[[int], None]:
+        def one(index: int) -> None:
+            fetched[index] = _fetch(store, place, index, rows[index])
+
+        return one
+
+    run_all(range(len(rows)), fetch, jobs)
+    return Offer(name, documents, ChainPayloads([FetchedPayloads(place, fetched)]), published)
+
+
+def _fetch(store: Store, place: Place, index: int, row: PayloadRow) -> bytes:
+    key = payload_key(place, index)
+    for _ in range(_TRIES):
+        # What comes damaged may have been damaged on its way.
+        data = store.get(key, most_bytes=row.bytes, size=row.bytes, is_denied_absent=True)
+        if data is None:
+            raise NotFoundError(f"{store.shown}/{key}", "is there no more", hint="a newer version may be there")
+        if object_digest(data) == row.blake3:
+            return data
+    raise DamagedError(f"{store.shown}/{key}", "is not the payload that the manifest lists: its blake3 differs")

@@ -1,0 +1,151 @@
+"""Where a module holds what of a checkpoint, by what its own loader was seen to do: values, and their saved form.
+
+How it is found out is probing.py's matter.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dcr_cli.arguments import check_path
+from dcr_cli.checkpoint.json_text import strict_json
+from dcr_cli.checkpoint.names import listed, shown
+from dcr_cli.durable import NEW_FILE_MODE, open_folder
+from dcr_cli.errors import DamagedError, LocalError, NotFoundError, UnsupportedError, UsageError, hint_of
+from dcr_cli.layout.box import Box, Patience, meetings
+from dcr_cli.layout.document import MAX_LAYOUT_BYTES, decode_layout, encode_layout
+from dcr_cli.layout.layout import Form, Layout, Placed
+from dcr_cli.layout.loader import ONLY_FILE
+
+FORMAT = "dcr-placement-1"
+# A box of as few steps along its longest stride is taken step by step.
+_FEW_STEPS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Which boxes of which stretches of a module are which canonical tensors, as the only shard of `layout`.
+
+    `loaded` are groups of canonical tensors that the loader makes something else of: where one of a group changes, all
+    of it goes through the loader. `key` says of what this is the placement, in its owner's words. `placed` are the
+    boxes, cut so that what two ranks both hold are equal boxes, whatever else each of them holds.
+    """
+
+    layout: Layout
+    loaded: tuple[tuple[str, ...], ...] = ()
+    key: str = ""
+    placed: Mapping[str, tuple[Placed, ...]] = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        placed = {
+            name: tuple(Placed(box, place.path, place.name) for place in places for box in _cut(place.box))
+            for name, places in self.layout.placed().items()
+        }
+        object.__setattr__(self, "placed", placed)
+
+    @property
+    def forms(self) -> Mapping[str, Form]:
+        """The canonical tensors."""
+        return self.layout.tensors
+
+    @property
+    def stretches(self) -> dict[str, Form]:
+        return {name: local.form for name, local in self.layout.shards.get(ONLY_FILE, {}).items()}
+
+
+def disjoint_cover(boxes: list[Box], elements: int) -> list[Box] | None:
+    """Some of these footprints that have every element of a tensor of so many just once; None if there are none, or
+    none that are found by taking the largest ones first, in a time that anybody should wait."""
+    taken: list[Box] = []
+    patience = Patience(len(boxes))
+    left = elements
+    for box in sorted(boxes, key=lambda box: (-box.elements, box)):
+        try:
+            if box.elements <= left and not any(_meet(box, other, patience) for other in taken):
+                taken.append(box)
+                left -= box.elements
+        except ValueError:
+            return None
+    return taken if not left else None
+
+
+def _meet(one: Box, other: Box, patience: Patience) -> bool:
+    """Whether two footprints share an element; ValueError if that takes too long to tell."""
+    return next(meetings(one, other, patience), None) is not None
+
+
+def _cut(box: Box) -> list[Box]:
+    """Take apart what happens to lie at equal steps, such as a rank's queries, keys and values: those of a rank beside
+    it, which has the same keys, may lie at others."""
+    if len(box.axes) < 2 or box.axes[0].steps > _FEW_STEPS:
+        return [box]
+    outer, rest = box.axes[0], box.axes[1:]
+    return [
+        Box(rest, box.canonical + number * outer.canonical, box.local + number * outer.local)
+        for number in range(outer.steps)
+    ]
+
+
+def encode_placement(placement: Placement) -> bytes:
+    """The JSON of a placement; that of its layout is one of its members, line by line."""
+    head = {"format": FORMAT, "requires": [], "key": placement.key, "loaded": placement.loaded}
+    text = json.dumps(head, ensure_ascii=False)[:-1]
+    return f'{text}, "layout":\n'.encode() + encode_layout(placement.layout).rstrip() + b"}\n"
+
+
+def decode_placement(data: bytes, what: str) -> Placement:
+    """Read a placement; DamagedError if it is malformed, UnsupportedError if it needs what is not known here."""
+    document = strict_json(data, what)
+    if type(document) is not dict or document.get("format") != FORMAT:
+        found = document.get("format") if type(document) is dict else None
+        if type(found) is str and found.startswith("dcr-placement-"):
+            raise UnsupportedError(what, f"has format {shown(found)}, this dcr reads {FORMAT}")
+        raise DamagedError(what, f"its format is not {FORMAT}")
+    if document.get("requires") != []:
+        facts = f"requires {shown(json.dumps(document.get('requires')))}, unknown to this dcr"
+        raise UnsupportedError(what, facts, hint="it needs a newer dcr")
+    key, loaded = document.get("key"), document.get("loaded")
+    if type(key) is not str or type(loaded) is not list or not all(map(_is_group, loaded)):
+        raise DamagedError(what, "its key is no text, or loaded is no list of lists of names")
+    layout = decode_layout(json.dumps(document.get("layout")).encode(), what)
+    names = [name for group in loaded for name in group]
+    if unknown := [name for name in names if name not in layout.tensors]:
+        raise DamagedError(what, f"tensors {listed(unknown)} are loaded, and not among its tensors")
+    if layout.rules or set(layout.shards) - {ONLY_FILE}:
+        raise DamagedError(what, "its layout has rules, or shards beside the only one")
+    return Placement(layout, tuple(map(tuple, loaded)), key)
+
+
+def read_placement(path: str | os.PathLike[str], key: str) -> Placement:
+    """Read the placement that was saved as a file for `key`; NotFoundError, LocalError, UsageError if it is for another
+    one, and what `decode_placement` raises."""
+    check_path(path, "layout")
+    what = f"placement {os.fspath(path)}"
+    try:
+        with Path(path).open("rb") as file:
+            data = file.read(MAX_LAYOUT_BYTES + 1)
+    except FileNotFoundError as error:
+        raise NotFoundError(what, "no such file", hint="save_layout of a receiver writes one") from error
+    except OSError as error:
+        raise LocalError(what, f"cannot be read: {error.strerror}", hint=hint_of(error)) from error
+    placement = decode_placement(data, what)
+    if placement.key != key:
+        facts = f"is the placement of {shown(placement.key)}, {shown(key)} expected"
+        raise UsageError(what, facts, hint="each rank, of each model and engine, has one of its own")
+    return placement
+
+
+def write_placement(path: str | os.PathLike[str], placement: Placement) -> None:
+    """Save a placement as a file, durably."""
+    check_path(path, "layout")
+    with open_folder(Path(path).parent) as folder:
+        folder.replace_file(Path(path).name, encode_placement(placement), NEW_FILE_MODE)
+
+
+def _is_group(member: Any) -> bool:
+    return type(member) is list and all(type(name) is str for name in member)

@@ -1,0 +1,41 @@
+"""What is staged in a live receiver: for whoever staged it, and for applying it. Values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dcr_cli.checkpoint.digest import State
+from dcr_cli.live.bits import Patch
+from dcr_cli.live.holdings import Elements
+from dcr_cli.live.shares import Part, Shares
+from dcr_cli.remote.version import Published
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """What is ready to be applied: from which state to which, and what the module's shares will be then.
+
+    `version` is that of a remote, None for a delta's folder. `changed_elements` of the module change in all,
+    `loaded` tensors go through its loader.
+    """
+
+    delta: str
+    version: int | None
+    base: State
+    target: State
+    changed_elements: int
+    loaded: tuple[str, ...]
+    shares: Shares
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """What is staged, with all that applying it takes. `weights` are whole tensors for the loader."""
+
+    staged: Staged
+    patches: tuple[Patch, ...]
+    kept: Mapping[str, Elements]
+    weights: Mapping[str, Elements]
+    parts: Mapping[Part, bytes]
+    published: Published | None

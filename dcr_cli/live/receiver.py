@@ -1,0 +1,304 @@
+"""A live receiver: a module that an engine serves from, brought from version to version where it lies.
+
+Learning, decoding and writing are other modules'; what is done in which order, and what may be said of the module when
+it was stopped half-way, is decided here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from dcr_cli.checkpoint.checkpoint import open_checkpoint
+from dcr_cli.checkpoint.digest import digest_bytes, tensor_digest
+from dcr_cli.checkpoint.names import listed, shown
+from dcr_cli.delta.chain import IN_ORDER
+from dcr_cli.errors import (
+    ConflictError,
+    DamagedError,
+    HookError,
+    IncompleteError,
+    UnsupportedError,
+    UsageError,
+    WrongBaseError,
+)
+from dcr_cli.layout.layout import Form
+from dcr_cli.layout.opening import forms_of
+from dcr_cli.live.compared import check_fits, check_forms, check_loaded, read_kept
+from dcr_cli.live.holdings import Elements, Holdings
+from dcr_cli.live.memory import memory_of
+from dcr_cli.live.offer import Offer, offer_of
+from dcr_cli.live.placement import read_placement, write_placement
+from dcr_cli.live.probing import Load, Weights, learn
+from dcr_cli.live.ready import Ready, Staged
+from dcr_cli.live.shares import Part, Shares, digest_parts
+from dcr_cli.live.staging import Decoded, decode, may_change
+from dcr_cli.live.tensors import tensor_of
+from dcr_cli.remote.signing import trust_in
+from dcr_cli.remote.version import Published
+from dcr_cli.work import threads
+
+_AGAIN = "call apply again: what it writes are absolute bits, and once they are all there it is done"
+
+
+class Receiver:
+    """A module, and the loader that fills it from a checkpoint: what it holds is changed in place.
+
+    `load_weights` takes an iterable of (name, tensor), the names being those of checkpoints; by default it is the
+    module's own method of this name, else its `load_state_dict`, given all tensors at once. Where it places what is
+    learnt by having it load, at the first `stage`, or by `learn`, before the module serves; the module is put back bit
+    for bit. Or it is learnt on a `twin`, a module of equal tensors with its loader; or read from the file `layout` that
+    `save_layout` has written for the same `key`, such as "model, engine version, sizes, rank".
+
+    `checkpoint` is the folder that the module was loaded from: its bits are compared with the module's, each where it
+    is said to lie; and what the loader makes something else of is kept in memory as it was there. Without it, such
+    tensors cannot change, and a rank that holds slices alone cannot know by itself that it starts from the right base;
+    that is told when the shares of all ranks are summed (`content_of`).
+
+    Addresses never change. A receiver is used by one thread at a time; `stage` reads the module and may run while it
+    serves, `apply` writes it and may not.
+    """
+
+    def __init__(
+        self,
+        module: Any,
+        load_weights: Load | None = None,
+        *,
+        twin: tuple[Any, Load | None] | None = None,
+        layout: str | os.PathLike[str] | None = None,
+        key: str = "",
+        checkpoint: str | os.PathLike[str] | None = None,
+        may_lack: Sequence[str] = (),
+        trusted_keys: Sequence[str] = (),
+        storage_options: Mapping[str, object] | None = None,
+        jobs: int | None = None,
+    ) -> None:
+        self._module = module
+        self._load = load_weights or _loader_of(module)
+        self._twin = (twin[0], twin[1] or _loader_of(twin[0])) if twin is not None else (module, self._load)
+        self._key = key
+        self._checkpoint = checkpoint
+        self._may_lack = tuple(may_lack)
+        self._trust = trust_in(trusted_keys)
+        self._storage_options = storage_options
+        self._jobs = threads(jobs)
+        self._placement = read_placement(layout, key) if layout is not None else None
+        self._holdings: Holdings | None = None
+        self._parts: Mapping[Part, bytes] = {}
+        self._ready: Ready | None = None
+        self._is_partial = False
+        self._content: bytes | None = None
+        self._published: Published | None = None
+
+    # What it is
+
+    @property
+    def staged(self) -> Staged | None:
+        """What is staged and not applied."""
+        return self._ready.staged if self._ready is not None else None
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether an apply was stopped: the module holds a mixture, and is at no version until `apply` has ended."""
+        return self._is_partial
+
+    @property
+    def content(self) -> bytes | None:
+        """The content digest of the state that the module is at; None while it is partial, and as long as that is not
+        known."""
+        return self._content if not self._is_partial else None
+
+    @property
+    def published(self) -> Published | None:
+        """The version of a remote that was applied last, if one was, and nothing else after it."""
+        return self._published if not self._is_partial else None
+
+    # What it does
+
+    def learn(self, forms: Mapping[str, Form] | None = None) -> None:
+        """Learn where the loader places the tensors of `forms`, by default those of `checkpoint`, unless that is known,
+        and digest what is there.
+
+        It disturbs the module, or its twin, and puts it back. Raises what `probing.learn` raises; WrongBaseError if the
+        module does not hold what `checkpoint` does; UsageError if nobody says which tensors there are.
+        """
+        if self._holdings is not None:
+            return
+        if forms is None:
+            if self._checkpoint is None:
+                hint = "give it a checkpoint, or forms"
+                raise UsageError("receiver", "which tensors there are is not known", hint=hint)
+            forms = forms_of(open_checkpoint(self._checkpoint, allow_strangers=True))
+        placement = self._placement or learn(*self._twin, forms, may_lack=self._may_lack, key=self._key)
+        memory = memory_of(self._module)
+        check_fits(placement, memory)
+        kept: dict[str, Elements] = {}
+        if self._checkpoint is not None:
+            checkpoint = open_checkpoint(self._checkpoint, allow_strangers=True)
+            self._content = check_loaded(checkpoint, Holdings(memory, placement))
+            kept = read_kept(checkpoint, [name for group in placement.loaded for name in group])
+        self._parts = digest_parts(memory, placement)
+        self._placement, self._holdings = placement, Holdings(memory, placement, kept)
+
+    def save_layout(self, path: str | os.PathLike[str]) -> None:
+        """Write what was learnt to a file, durably, for receivers of the same key."""
+        write_placement(path, self._known().placement)
+
+    def digest(self) -> Shares:
+        """Digest what the module holds now, in canonical coordinates. IncompleteError if it holds a mixture;
+        DamagedError if two places differ that should hold the same bits."""
+        holdings = self._known()
+        if self._is_partial:
+            raise self._mixture()
+        return self._shares(digest_parts(holdings.memory, holdings.placement), holdings.kept)
+
+    def stage(self, delta: str | os.PathLike[str]) -> Staged:
+        """Decode and check everything that a delta changes, a folder's or that of REMOTE@N; the module is not changed,
+        and may serve meanwhile, unless its placement is still to be learnt.
+
+        What was staged before is given up. Memory grows with the changes. Raises what reading and fetching raise;
+        WrongBaseError if the module is not what the delta starts from, UnsupportedError if it changes which tensors
+        there are, or cannot be decoded from what this rank holds; IncompleteError while an apply is to be finished.
+        """
+        if self._is_partial:
+            raise self._mixture()
+        with offer_of(delta, self._trust, self._storage_options, self._jobs) as offer:
+            return self.stage_offer(offer)
+
+    def stage_offer(self, offer: Offer) -> Staged:
+        """Stage a delta that was opened or fetched already."""
+        if self._is_partial:
+            raise self._mixture()
+        self._ready = None
+        commit = offer.documents.commit
+        forms = {row.name: Form(row.dtype, row.shape) for row in offer.documents.manifest.tensors}
+        self.learn(forms)
+        if self._content is not None and self._content != commit.base.content:
+            facts = f"starts from content blake3:{commit.base.content.hex()[:16]}, the module is at "
+            raise WrongBaseError(offer.name, f"{facts}blake3:{self._content.hex()[:16]}", hint=IN_ORDER)
+        holdings = self._known()
+        check_forms(offer.name, holdings.placement, forms)
+        decoded = decode(offer, holdings, self._jobs)
+        weights = self._weights(offer, decoded)
+        parts = decoded.sums(self._parts)
+        kept = {**holdings.kept, **decoded.kept}
+        shares = self._shares(parts, kept)
+        self._check_target(offer, shares)
+        patches = tuple(
+            holdings.memory.stretches[name].bits.patch(*found.joined()) for name, found in decoded.stretches.items()
+        )
+        staged = Staged(
+            offer.name,
+            offer.version,
+            commit.base,
+            commit.target,
+            decoded.elements,
+            tuple(weights),
+            shares,
+        )
+        self._ready = Ready(staged, patches, kept, weights, parts, offer.published)
+        return staged
+
+    def give_up(self) -> None:
+        """Forget what is staged. IncompleteError if some of it may be in the module already."""
+        if self._is_partial:
+            raise self._mixture()
+        self._ready = None
+
+    def apply(self) -> Staged:
+        """Write what is staged into the module, which must not serve meanwhile; after a stop, write all of it again.
+
+        When it returns, every element that was staged has its new bits. Whatever is raised later than ConflictError,
+        with which nothing was changed, leaves a mixture (`is_partial`): the next call finishes it, and until then the
+        module is at no version. UsageError if nothing is staged, HookError if the loader fails.
+        """
+        ready, holdings = self._ready, self._known()
+        if ready is None:
+            raise UsageError("apply", "nothing is staged", hint="call stage first")
+        self._check_place(holdings)
+        if not self._is_partial and not all(patch.has_old() for patch in ready.patches):
+            facts = "has other bits than when the change was staged"
+            raise ConflictError(holdings.memory.what, facts, hint="load it anew: somebody else has written to it")
+        self._is_partial = True
+        for patch in ready.patches:
+            patch.write()
+        if ready.weights:
+            self._send(ready.weights, holdings)
+        if (name := holdings.memory.moved(holdings.names)) is not None:
+            facts = f"its loader has given tensor {shown(name)} another place in memory"
+            raise HookError(holdings.memory.what, facts, hint="load the module anew, and make a new receiver")
+        if not all(patch.has_new() for patch in ready.patches):
+            raise DamagedError(holdings.memory.what, "does not have the bits that were written", hint=_AGAIN)
+        self._holdings = Holdings(holdings.memory, holdings.placement, ready.kept)
+        self._parts, self._content, self._published = ready.parts, ready.staged.target.content, ready.published
+        self._ready, self._is_partial = None, False
+        return ready.staged
+
+    # How it does it
+
+    def _known(self) -> Holdings:
+        if self._holdings is None:
+            raise UsageError("receiver", "does not know yet where the module holds what", hint="call stage, or learn")
+        return self._holdings
+
+    def _mixture(self) -> IncompleteError:
+        return IncompleteError(self._known().memory.what, "holds a mixture: an apply was stopped", hint=_AGAIN)
+
+    def _shares(self, parts: Mapping[Part, bytes], kept: Mapping[str, Elements]) -> Shares:
+        placement = self._known().placement
+        loaded = {name: digest_bytes(tensor_digest(elements)) for name, elements in kept.items()}
+        return Shares(placement.forms, parts, loaded)
+
+    def _check_place(self, holdings: Holdings) -> None:
+        if (name := holdings.memory.moved(holdings.names)) is not None:
+            facts = f"tensor {shown(name)} does not lie any more where it lay when this receiver was made"
+            raise ConflictError(holdings.memory.what, facts, hint="make a new receiver when the module is in its place")
+
+    def _weights(self, offer: Offer, decoded: Decoded) -> dict[str, Elements]:
+        """The tensors that have to go through the loader, with their new elements."""
+        holdings = self._known()
+        changed = {row.name for row in offer.documents.manifest.tensors if may_change(row)}
+        found: dict[str, Elements] = {}
+        for group in holdings.placement.loaded:
+            if changed.isdisjoint(group):
+                continue
+            lacking = [name for name in group if name not in holdings.kept]
+            if lacking:
+                facts = f"the loader makes something else of {listed(lacking)}, and what it was given is not known"
+                hint = "give the checkpoint that the module was loaded from: Receiver(..., checkpoint=FOLDER)"
+                raise UnsupportedError(holdings.memory.what, facts, hint=hint)
+            found |= {name: decoded.kept.get(name, holdings.kept[name]) for name in group}
+        return found
+
+    def _send(self, weights: Mapping[str, Elements], holdings: Holdings) -> None:
+        forms = holdings.placement.forms
+        # A loader may keep what it was given, or change it.
+        tensors = ((name, tensor_of(name, forms[name], elements.copy())) for name, elements in weights.items())
+        try:
+            with torch.no_grad():
+                self._load(tensors)
+        except Exception as error:
+            facts = f"its loader failed: {type(error).__name__}: {error}"
+            raise HookError(holdings.memory.what, facts, hint=_AGAIN) from error
+
+    def _check_target(self, offer: Offer, shares: Shares) -> None:
+        """Raise WrongBaseError unless what this rank holds every element of becomes what the delta says."""
+        found = shares.tensors()
+        wrong = [row.name for row, digest in offer.documents.tensors() if found.get(row.name, digest) != digest]
+        if wrong:
+            facts = f"would not become what the delta says: tensors {listed(wrong)} differ"
+            raise WrongBaseError(self._known().memory.what, facts, hint=IN_ORDER)
+
+
+def _loader_of(module: Any) -> Load:
+    if hasattr(module, "load_weights"):
+        load: Load = module.load_weights
+        return load
+
+    def load_all(weights: Weights) -> None:
+        module.load_state_dict(dict(weights), strict=False)
+
+    return load_all
