@@ -40,8 +40,9 @@ from dcr_cli.store.backend import Entry, Status
 
 _IMMUTABLE = "max-age=31536000, immutable"
 _RETRY_SECONDS = 2
-# What is put has to come on within that time.
+# What is put has to come on within that time, and all of it in as much more as such a rate takes.
 _STALLED_SECONDS = 60.0
+_LEAST_BYTES_PER_SECOND = 64 << 10
 _STATUS = "status/"
 
 
@@ -323,7 +324,7 @@ class Answering:
             raise _RefusedError(HTTPStatus.LENGTH_REQUIRED, "how long it is has to be said")
         if size > most_bytes:
             raise _RefusedError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "no object of this key is so large")
-        return size, _hurried(request)
+        return size, _hurried(request, size)
 
     # Heads
 
@@ -367,11 +368,13 @@ def _is_listed(key: str) -> bool:
     return found is not None and found.kind is Kind.ACKNOWLEDGEMENT
 
 
-async def _hurried(request: web.BaseRequest) -> AsyncIterator[bytes]:
-    """What is put, as it comes; nothing more where it does not come on."""
+async def _hurried(request: web.BaseRequest, size: int) -> AsyncIterator[bytes]:
+    """What is put, as it comes; nothing more where it does not come on, or comes so slowly that it holds others up."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + _STALLED_SECONDS + size / _LEAST_BYTES_PER_SECOND
     while True:
         try:
-            async with asyncio.timeout(_STALLED_SECONDS):
+            async with asyncio.timeout_at(min(end, loop.time() + _STALLED_SECONDS)):
                 part = await request.content.readany()
         except (TimeoutError, web.RequestPayloadError, ConnectionError):
             return
