@@ -84,6 +84,7 @@ def check_all(relay: Running, remote: Path, *, must: bool) -> None:
 
 def check_pull(relay: Running, folder: Path, checkpoint: Path) -> None:
     """A receiver that begins with nothing, and one that comes by deltas."""
+    folder.mkdir(exist_ok=True)
     for name, versions in (("whole", (VERSIONS,)), ("deltas", range(1, VERSIONS + 1))):
         for version in versions:
             pull(relay.url, folder / name, version=version, jobs=1)
