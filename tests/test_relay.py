@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
+from unittest import mock
 from urllib.parse import urlsplit
 
 import pytest
@@ -23,7 +24,7 @@ from dcr_cli.delta.payload import encode_payload
 from dcr_cli.errors import ConflictError, TransportError, WrongBaseError
 from dcr_cli.pull import pull
 from dcr_cli.push import push
-from dcr_cli.relay import answering
+from dcr_cli.relay import answering, children
 from dcr_cli.relay.rights import Rights
 from dcr_cli.status import status
 from dcr_cli.store.backend import Answer, Backend
@@ -559,6 +560,20 @@ class TestPublishing:
                 assert publisher.recv(64).startswith(b"HTTP/1.1 204")
             assert (remote / key).read_bytes() == data
 
+    def test_who_asks_whether_to_go_on_is_told(self, tmp_path: Path, published: tuple[Path, list[Path]]) -> None:
+        remote, _ = published
+        with (
+            relaying([store_of(remote)], tmp_path / "spool", rights=Rights(None, WRITE)) as relay,
+            socket.create_connection((urlsplit(relay.url).hostname, urlsplit(relay.url).port)) as publisher,
+        ):
+            head = "PUT /next.json HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nExpect: 100-continue\r\n"
+            publisher.sendall(f"{head}Authorization: Bearer {WRITE}\r\n\r\n".encode())
+            assert publisher.recv(4096) == b"HTTP/1.1 100 Continue\r\n\r\n"
+            publisher.sendall(b"x")
+            assert publisher.recv(4096).startswith(b"HTTP/1.1 204 No Content\r\n")
+            publisher.sendall(f"{head}\r\n".encode())
+            assert publisher.recv(4096).startswith(b"HTTP/1.1 403 ")
+
     def test_who_is_too_slow_is_let_go(
         self, tmp_path: Path, published: tuple[Path, list[Path]], monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -738,5 +753,9 @@ class TestTelling:
             assert relay.ask("PUT", "status/below", body, Dcr_Relay="other")[0] == 400
             (below,) = [each for each in relay.status()["children"] if each["kind"] == "relay" and each["status"]]
             assert below["status"] == document
+            with mock.patch.object(children, "_MOST_BYTES", len(body) + 10):
+                named = body.replace(b'"below"', b'"other"')
+                assert relay.ask("PUT", "status/other", named, Dcr_Relay="other")[0] == 413
+                assert relay.ask("PUT", "status/below", body, Dcr_Relay="below")[0] == 204
         for line in relay.lines:
             assert {"time", "method", "path", "status", "bytes", "seconds", "child", "address"} == set(json.loads(line))

@@ -155,7 +155,8 @@ class Answering:
         document = read_status(data, name) if is_receiver(name) and child.name == name else None
         if document is None:
             raise _RefusedError(HTTPStatus.BAD_REQUEST, "that is no status of this child")
-        child.status = document
+        if not self.children.take_status(child, document, len(data)):
+            raise _RefusedError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "there is no room for more of what children say")
         return web.Response(status=HTTPStatus.NO_CONTENT)
 
     # Reading
@@ -370,6 +371,9 @@ def _is_listed(key: str) -> bool:
 
 async def _hurried(request: web.BaseRequest, size: int) -> AsyncIterator[bytes]:
     """What is put, as it comes; nothing more where it does not come on, or comes so slowly that it holds others up."""
+    if request.headers.get("Expect", "").lower() == "100-continue":
+        # Whoever asks that waits a second for it, or for ever.
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
     loop = asyncio.get_running_loop()
     end = loop.time() + _STALLED_SECONDS + size / _LEAST_BYTES_PER_SECOND
     while True:
