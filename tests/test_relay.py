@@ -336,6 +336,16 @@ class TestDamage:
                 pull(relay.url, tmp_path / "copy", jobs=1)
                 assert tree(tmp_path / "copy") == tree(sources[2])
 
+    def test_a_history_that_came_wrong_once_is_not_wrong_for_ever(
+        self, tmp_path: Path, published: tuple[Path, list[Path]]
+    ) -> None:
+        remote, _ = published
+        data = (remote / "dcr.json").read_bytes()
+        once = replaced(remote, "dcr.json", with_another_digit(data, b'"history":"'), times=1)
+        with relaying([once], tmp_path / "spool") as relay:
+            until(lambda: relay.ask("GET", "dcr.json")[::2] == (200, data))
+            until(lambda: relay.ask("GET", "commits/0000000003.json")[0] == 200)
+
     def test_what_only_a_newer_dcr_understands_is_no_fault_of_the_relay(
         self, tmp_path: Path, published: tuple[Path, list[Path]]
     ) -> None:

@@ -132,6 +132,9 @@ class Library:
             return await self.run(lambda: self.parents.ask(question))
         except WrongError:
             self._doubt(asked)
+            if asked.kind is Kind.HISTORY:
+                # It is not kept, so nothing but one answer says which history is the right one.
+                self.parents.forget_history()
             raise
         finally:
             lookups = self._lookups[asked.key]
