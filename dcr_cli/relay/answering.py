@@ -42,8 +42,8 @@ from dcr_cli.store.backend import Entry, Status
 _IMMUTABLE = "max-age=31536000, immutable"
 _PLAIN = {"Cache-Control": "no-store", "Server": "dcr"}
 _RETRY_SECONDS = 2
-# What is put has to come on within that time, and all of it at this rate.
-_STALLED_SECONDS, _LEAST_BYTES_PER_SECOND = 60.0, 16 << 10
+# What is put has to come on within that time, and all of it in as much more as such a rate takes.
+_STALLED_SECONDS, _LEAST_BYTES_PER_SECOND = 60.0, 64 << 10
 # What the log says of an answer whose child has gone, and of one that was cut.
 _GONE, _CUT = 499, 599
 _METHODS = frozenset(("GET", "HEAD", "PUT"))
@@ -160,7 +160,8 @@ class Answering:
         document = read_status(data, name) if is_receiver(name) and child.name == name else None
         if document is None:
             raise _RefusedError(HTTPStatus.BAD_REQUEST, "that is no status of this child")
-        child.status = document
+        if not self.children.take_status(child, document, len(data)):
+            raise _RefusedError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "there is no room for more of what children say")
         return web.Response(status=HTTPStatus.NO_CONTENT)
 
     # Reading
@@ -387,12 +388,15 @@ def _cut(request: web.BaseRequest) -> web.Response:
 
 
 async def _hurried(request: web.BaseRequest, size: int) -> AsyncIterator[bytes]:
-    """What is put, as it comes; nothing more where it does not come on."""
+    """What is put, as it comes; nothing more where it does not come on, or comes so slowly that it holds others up."""
+    if request.headers.get("Expect", "").lower() == "100-continue":
+        # Whoever asks that waits a second for it, or for ever.
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
     loop = asyncio.get_running_loop()
     end = loop.time() + _STALLED_SECONDS + size / _LEAST_BYTES_PER_SECOND
     while True:
         try:
-            async with asyncio.timeout(min(_STALLED_SECONDS, end - loop.time())):
+            async with asyncio.timeout_at(min(end, loop.time() + _STALLED_SECONDS)):
                 part = await request.content.readany()
         except (TimeoutError, web.RequestPayloadError, ConnectionError):
             return

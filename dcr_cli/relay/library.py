@@ -21,12 +21,14 @@ from dcr_cli.delta.manifest import PayloadRow
 from dcr_cli.errors import ConflictError, DamagedError, DcrError, LocalError, NotFoundError, TransportError
 from dcr_cli.relay.arrival import Arrival, State
 from dcr_cli.relay.checks import Bound, body_check, check_document, table_bound
+from dcr_cli.relay.commits import forget_commit, keep_commit
 from dcr_cli.relay.kinds import KEPT_DOCUMENTS, Kind, Named, named
 from dcr_cli.relay.news import News
 from dcr_cli.relay.parents import ForbiddenError, Parent, Parents, UnavailableError, WrongError
 from dcr_cli.relay.spool import FullError, Kept, Label, Spool
-from dcr_cli.remote.anchor import decode_anchor
+from dcr_cli.remote.anchor import decode_anchor, open_anchor
 from dcr_cli.remote.keys import HISTORY_KEY, Place, anchor_key, commit_key, manifest_key, part_key, prepared_key
+from dcr_cli.remote.signing import Trust
 from dcr_cli.remote.version import Version, decode_version
 from dcr_cli.store.calls import RefusedError
 
@@ -100,7 +102,9 @@ class Library:
 
     def keep_document(self, asked: Named, data: bytes) -> None:
         """Remember a document that is right, and is there."""
-        if asked.kind in KEPT_DOCUMENTS:
+        if asked.kind is Kind.COMMIT:
+            keep_commit(self.spool, asked.number, data)
+        elif asked.kind in KEPT_DOCUMENTS:
             self.spool.write(label_of(asked), data)
 
     async def _look_up(self, asked: Named) -> bytes | None:
@@ -119,17 +123,31 @@ class Library:
         def question(parent: Parent) -> bytes | None:
             data = parent.store.get(asked.key, most_bytes=asked.most_bytes, is_denied_absent=True)
             if data is not None:
-                _check(asked, data, self.parents.history)
+                _check(asked, data, self.parents.history, version)
                 self.keep_document(asked, data)
             return data
 
         try:
+            version = await self.version_of(asked.place) if asked.kind is Kind.ANCHOR and asked.place else None
             return await self.run(lambda: self.parents.ask(question))
+        except WrongError:
+            self._doubt(asked)
+            if asked.kind is Kind.HISTORY:
+                # It is not kept, so nothing but one answer says which history is the right one.
+                self.parents.forget_history()
+            raise
         finally:
             lookups = self._lookups[asked.key]
             del lookups[0]
             if not lookups:
                 del self._lookups[asked.key]
+
+    def _doubt(self, asked: Named) -> None:
+        """Ask anew for what binds an object of which nobody has one that is right: it may be that which is wrong."""
+        if asked.place is not None:
+            forget_commit(self.spool, asked.place.version)
+            self._rows.pop(asked.place, None)
+            self._files.pop(asked.place, None)
 
     def _saw(self, asked: Named, data: bytes) -> None:
         if asked.kind is Kind.COMMIT:
@@ -197,6 +215,9 @@ class Library:
         del self._arrivals[name]
         if arrival.state is State.WRONG:
             self._wrongs[name] = self._wrongs.get(name, 0) + 1
+            asked = named(arrival.label.key)
+            if asked is not None and self._wrongs[name] >= len(self.parents.all):
+                self._doubt(asked)
         else:
             self._wrongs.pop(name, None)
 
@@ -275,7 +296,7 @@ class Library:
             document = named(part_key(asked.place, f"{asked.number:05d}.json"))
             assert document is not None
             data = await self.document(document)
-            return table_bound(document, data) if data is not None else None
+            return _read(lambda: table_bound(document, data)) if data is not None else None
         if asked.kind is Kind.PAYLOAD:
             return await self._payload_bound(asked)
         version = await self.version_of(asked.place)
@@ -341,7 +362,7 @@ class Library:
             data = await self.document(document)
             if data is None:
                 return None
-            anchor = (await self.run(lambda: decode_anchor(data, place, document.key)))[0]
+            anchor = (await self.run(lambda: _read(lambda: decode_anchor(data, place, document.key))))[0]
             files = self._files[place] = {file.path: file for file in anchor.files}
             if len(self._files) > _ANCHORS:
                 self._files.popitem(last=False)
@@ -359,10 +380,21 @@ def _heard(task: asyncio.Task[bytes | None]) -> None:
         task.exception()
 
 
-def _check(asked: Named, data: bytes, history: str | None) -> None:
-    """Raise DamagedError unless a document is right. What a newer dcr wrote is not for a relay to refuse."""
+def _read(read: Callable[[], T]) -> T:
+    """What a document says. WrongError if it is one of a newer dcr, which can be handed on, but not be read."""
+    try:
+        return read()
+    except DcrError as error:
+        raise WrongError from error
+
+
+def _check(asked: Named, data: bytes, history: str | None, version: Version | None) -> None:
+    """Raise DamagedError unless a document is right, and that of an anchor the one of its version, where that is known.
+    What a newer dcr wrote is not for a relay to refuse."""
     try:
         check_document(asked, data, history)
+        if version is not None:
+            open_anchor(version, data, asked.key, Trust())
     except DamagedError:
         raise
     except DcrError:

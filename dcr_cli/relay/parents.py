@@ -86,6 +86,13 @@ class Parents:
                 self.history = history
             return self.history
 
+    def forget_history(self) -> None:
+        """Take the history anew from the first parent that is asked."""
+        with self._lock:
+            self.history = None
+            for parent in self.all:
+                parent.is_checked = False
+
     def ask(self, question: Callable[[Parent], T]) -> T:
         """What the first parent that answers says, and what its own errors are, but for those that say that it cannot.
 

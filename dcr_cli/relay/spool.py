@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
@@ -272,7 +273,8 @@ class Spool:
             for name in folder.names():
                 status, match = folder.status(name), _NAME.fullmatch(name)
                 key = name.rpartition("-")[0]
-                if match is None or status is None or key in self._kept:
+                is_file = status is not None and stat.S_ISREG(status.st_mode)
+                if match is None or status is None or not is_file or key in self._kept:
                     folder.remove_tree(name, missing_ok=True)
                     continue
                 kept = Kept(key, int(match[1]), status.st_size, bytes.fromhex(match[3]), is_checked=False)
