@@ -10,7 +10,8 @@ is far, all receivers' is near. In turn the same versions are published
 
 The link's own counters say how many bytes crossed it. Needs root, ip and tc; elsewhere the test is skipped. Elements of
 the model, DCR_CHANGED (0.2) of them, get random bits, so that a small model makes a delta of some tens of MB.
-Everything runs on one machine: with few processors, applying at eight receivers is what takes most of the time.
+Everything runs on one machine: with few processors, applying at eight receivers is what takes most of the time, and so
+times are printed, and only bytes and order are asserted.
 """
 
 from __future__ import annotations
@@ -140,7 +141,6 @@ def test_a_payload_crosses_the_first_hop_once(hosts: Hosts, tmp_path: Path) -> N
     assert once.payload_bytes <= once.crossed_bytes <= OVERHEAD * once.payload_bytes + DOCUMENT_BYTES
     assert direct.crossed_bytes >= RECEIVERS * direct.payload_bytes
     assert once.first_at_leaves < once.commit
-    assert once.last_applied < direct.last_applied
 
 
 @contextmanager
