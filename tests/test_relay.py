@@ -556,6 +556,7 @@ class TestPublishing:
         data = (remote / key).read_bytes()
         (remote / key).unlink()
         with relaying([store_of(remote)], tmp_path / "spool") as relay:
+            until(lambda: relay.status()["next"] is not None)
             with socket.create_connection((urlsplit(relay.url).hostname, urlsplit(relay.url).port)) as publisher:
                 publisher.sendall(f"PUT /{key} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n".encode())
                 publisher.sendall(data[:-1])

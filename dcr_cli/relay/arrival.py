@@ -44,6 +44,7 @@ class _OnDisk:
     def __init__(self, spool: Spool, draft: Draft) -> None:
         self._spool = spool
         self._draft = draft
+        self._is_kept = False
 
     def write(self, at: int, data: bytes) -> None:
         while True:
@@ -65,7 +66,8 @@ class _OnDisk:
             # What cannot be kept was right all the same.
             with suppress(LocalError):
                 self._spool.keep(self._draft, label, size, blake3)
-        if self._draft.room:
+                self._is_kept = True
+        if not self._is_kept:
             self._spool.drop(self._draft)
 
     def close(self) -> None:
@@ -118,6 +120,8 @@ class Arrival:
         self.at = 0
         self.state = State.COMING
         self.blake3: bytes | None = None
+        # By its writer: how much of it a parent has sent.
+        self.fetched_bytes = 0
         self.error: Exception | None = None
         self._spool = spool
         self._is_kept = is_kept
@@ -137,7 +141,7 @@ class Arrival:
         if self.size is not None:
             return
         try:
-            self._room = _OnDisk(self._spool, self._spool.begin(size))
+            self._room = _OnDisk(self._spool, self._spool.begin(size if self._is_kept else 0))
         except (FullError, LocalError):
             self._room = _InMemory(self._spool, size)
         self.size = size

@@ -1,4 +1,5 @@
-"""Who asks a relay, and what each has been given: an account for people, on which nothing depends (FORMAT 15.4)."""
+"""Who asks a relay, and what each has been given (FORMAT 15.4): an account for people, on which nothing depends but
+what a spool lets go of first."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from dcr_cli.remote.keys import is_receiver
 RELAY, RECEIVER, OTHER = "relay", "receiver", "other"
 RELAY_HEADER, RECEIVER_HEADER = "Dcr-Relay", "Dcr-Receiver"
 # Of what one child says of itself, and of what all do.
-MOST_STATUS_BYTES, _MOST_BYTES = 1 << 20, 64 << 20
+MOST_STATUS_BYTES, _MOST_BYTES = 256 << 10, 8 << 20
 _MOST_CHILDREN = 10_000
 # Who has asked for nothing for so long is none any more.
 _FORGOTTEN_SECONDS = 600.0

@@ -1,7 +1,7 @@
 """The parents of a relay, in their order: which of them is asked, and what a parent that does not answer costs.
 
-One that failed is asked after all others until somebody has seen that it answers again: so it costs a time-out once. One
-that holds another history is none. What is asked is not known here; all of it blocks, so it runs in threads.
+One that failed is asked after all others until somebody has seen that it answers again: so it costs a time-out once.
+One that holds another history is none. What is asked is not known here; all of it blocks, so it runs in threads.
 """
 
 from __future__ import annotations
@@ -119,6 +119,14 @@ class Parents:
             self.answered(parent)
             return found
         raise ending
+
+    def look_again(self, parent: Parent) -> None:
+        """See whether a parent that failed answers again, in a thread."""
+        try:
+            self.prove(parent)
+        except DcrError:
+            return
+        self.answered(parent)
 
     def answered(self, parent: Parent) -> None:
         """Note that a parent has answered."""

@@ -47,8 +47,8 @@ class Put(Enum):
 class Publishing:
     """Takes what is put, for a library's parents; of one key one object at a time.
 
-    Nothing counts, and of a body nobody is given the last byte, before it is at the parent. That is the first one, always:
-    two that are asked in turn may not be one remote, and then two publishers would both be told that a key was free.
+    Nothing counts, and of a body nobody is given the last byte, before it is at the parent. That is the first one,
+    always: two that are asked in turn may not be one remote, and then two publishers would hear that a key was free.
     """
 
     library: Library
@@ -86,7 +86,7 @@ class Publishing:
             with suppress(DcrError):
                 self.library.parents.adopt(decode_history(data, asked.key).id)
         elif asked.kind is Kind.COMMIT:
-            await self.library.look(lambda: self.library.keep_document(asked, data))
+            await self.library.look(lambda: self.library.documents.keep(asked, data))
             self.library.news.reached(asked.number)
         elif asked.kind is Kind.HINT:
             self.library.news.hinted(data)

@@ -86,7 +86,8 @@ async def listening(address: Address, answering: Answering, drain_seconds: float
         answering.account.is_ending = True
         answering.library.news.end_waits()
         server.pre_shutdown()
-        await server.shutdown(drain_seconds)
+        # It waits so long for what is sent, and as long again for what it has told to end.
+        await server.shutdown(drain_seconds / 2)
         await sockets.wait_closed()
 
 
