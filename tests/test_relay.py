@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import shutil
 import socket
 import threading
 import time
@@ -27,14 +28,14 @@ from dcr_cli.push import push
 from dcr_cli.relay import answering, children
 from dcr_cli.relay.rights import Rights
 from dcr_cli.status import status
-from dcr_cli.store.backend import Answer, Backend
+from dcr_cli.store.backend import Answer, Backend, MissingRootError, TransientError
 from dcr_cli.store.local import LocalBackend
 from dcr_cli.store.store import Store
 from dcr_cli.verify_remote import verify_remote
 from pushed import states
 from receivers import tree
 from relays import chained, relaying, store_of
-from store_wrappers import FailsCalls, FlipsAByte, Records, Truncates, Wrapped
+from store_wrappers import Allows, FailsCalls, FlipsAByte, Records, Truncates, Wrapped
 from strategies import write_checkpoint
 
 PAYLOADS = "versions/*/payloads/*"
@@ -770,3 +771,128 @@ class TestTelling:
                 assert relay.ask("PUT", "status/below", body, Dcr_Relay="below")[0] == 204
         for line in relay.lines:
             assert {"time", "method", "path", "status", "bytes", "seconds", "child", "address"} == set(json.loads(line))
+
+
+class TestWhatIsNotThere:
+    """That a parent has nothing, or lets nobody see it, is told apart from that it does not answer."""
+
+    def test_a_root_that_goes_is_a_parent_that_does_not_answer(
+        self, tmp_path: Path, published: tuple[Path, list[Path]]
+    ) -> None:
+        remote, _ = published
+        gone = Missing(LocalBackend(str(remote)))
+        with relaying([store_of(remote, lambda _: gone)], tmp_path / "spool") as relay:
+            until(lambda: relay.status()["head"] == 3)
+            gone.is_missing = True
+            for key in ("commits/0000000004.json", last_payload(remote), "next.json"):
+                assert relay.ask("GET", key)[0] == 503, key
+            assert relay.ask("GET", "commits/0000000003.json")[0] == 200
+            # The watch goes on once it is back.
+            gone.is_missing = False
+            push(checkpoints(tmp_path / "more", 4)[3], remote, baseline=tmp_path / "baseline", jobs=1)
+            until(lambda: relay.status()["head"] == 4)
+        with relaying([store_of(remote, Missing.at_once), store_of(remote)], tmp_path / "other") as relay:
+            assert relay.get(last_payload(remote)) == (remote / last_payload(remote)).read_bytes()
+
+    def test_rights_that_are_taken_away_are_no_absence(
+        self, tmp_path: Path, published: tuple[Path, list[Path]]
+    ) -> None:
+        remote, _ = published
+        allows = Allows(LocalBackend(str(remote)), get=["*"])
+        with relaying([store_of(remote, lambda _: allows)], tmp_path / "spool") as relay:
+            # What may not be listed is denied where it is not there.
+            assert relay.ask("GET", "commits/0000000004.json")[0] == 404
+            allows.rights["read"] = ()
+            status, _, data = relay.ask("GET", "commits/0000000004.json")
+            assert (status, data) == (502, b"the parents do not let this relay\n")
+
+    def test_a_version_that_was_seen_does_not_go(self, tmp_path: Path, published: tuple[Path, list[Path]]) -> None:
+        remote, _ = published
+        shutil.copytree(remote, tmp_path / "behind")
+        (tmp_path / "behind/commits/0000000003.json").unlink()
+        fails = Fails(LocalBackend(str(remote)))
+        parents = [store_of(remote, lambda _: fails), store_of(tmp_path / "behind")]
+        with relaying(parents, tmp_path / "spool", limit=10) as relay:
+            until(lambda: relay.status()["head"] == 3)
+            fails.is_dead = True
+            assert relay.ask("GET", "commits/0000000003.json")[0] == 503
+            assert relay.ask("GET", "commits/0000000002.json")[0] == 200
+
+
+class TestPutting:
+    def test_what_is_refused_is_given_to_nobody(self, tmp_path: Path, published: tuple[Path, list[Path]]) -> None:
+        remote, _ = published
+        made = push(checkpoints(tmp_path / "more", 4)[3], remote, baseline=tmp_path / "baseline", prepare=True, jobs=1)
+        key = f"versions/{made.version:010d}-{made.id}/payloads/000000.safetensors"
+        right = (remote / key).read_bytes()
+        history = json.loads((remote / "dcr.json").read_bytes())["history"]
+        other = encode_payload(0, bytes(64), {"history": history, "version": str(made.version), "id": str(made.id)})
+        with relaying([store_of(remote)], tmp_path / "spool") as relay:
+            assert relay.get(key) == right
+            assert relay.ask("PUT", key, other)[0] == 409
+            assert relay.get(key) == right
+        assert (remote / key).read_bytes() == right
+
+    def test_of_two_that_are_put_at_once_one_is(self, tmp_path: Path, published: tuple[Path, list[Path]]) -> None:
+        remote, _ = published
+        key = keys_of(remote, "versions/*/manifest.zst")[-1].replace("0000000003", "0000000004")
+        with relaying([store_of(remote)], tmp_path / "spool") as relay, ThreadPoolExecutor(8) as pool:
+            bodies = [bytes([number]) * 5000 for number in range(8)]
+            answers = list(pool.map(lambda body: relay.ask("PUT", key, body)[0], bodies))
+            assert sorted(answers) == [204] + [409] * 7
+            assert (remote / key).read_bytes() == bodies[answers.index(204)]
+
+    def test_the_first_parent_alone_is_written_to(self, tmp_path: Path, published: tuple[Path, list[Path]]) -> None:
+        remote, _ = published
+        shutil.copytree(remote, tmp_path / "mirror")
+        fails = Fails(LocalBackend(str(remote)))
+        parents = [store_of(remote, lambda _: fails), store_of(tmp_path / "mirror")]
+        with relaying(parents, tmp_path / "spool") as relay:
+            until(lambda: relay.status()["head"] == 3)
+            fails.is_dead = True
+            place = keys_of(remote, "versions/*/manifest.zst")[-1]
+            for key, body in (("next.json", b"x"), (place, b"x")):
+                assert relay.ask("PUT", key, body)[0] == 503
+                assert (tmp_path / "mirror" / key).read_bytes() == (remote / key).read_bytes()
+            assert relay.get(last_payload(remote)) == (remote / last_payload(remote)).read_bytes()
+
+
+class TestBugs:
+    def test_one_is_logged_and_nothing_is_taken_for_whole(
+        self, tmp_path: Path, published: tuple[Path, list[Path]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        remote, _ = published
+        with relaying([store_of(remote)], tmp_path / "spool") as relay:
+            until(lambda: relay.status()["head"] == 3)
+            monkeypatch.setattr("dcr_cli.relay.reading.range_of", lambda *_: 1 / 0)
+            with pytest.raises((ConnectionError, http.client.HTTPException)):
+                relay.ask("GET", "dcr.json")
+            assert any('"status": 500' in line and "ZeroDivisionError" in line for line in relay.lines)
+            monkeypatch.undo()
+            assert relay.get("dcr.json") == (remote / "dcr.json").read_bytes()
+
+
+class Missing(Wrapped):
+    """Its root may be missing."""
+
+    is_missing = False
+
+    @classmethod
+    def at_once(cls, backend: Backend) -> Missing:
+        found = cls(backend)
+        found.is_missing = True
+        return found
+
+    def called(self, name: str, key: str) -> None:
+        if self.is_missing:
+            raise MissingRootError("its bucket is not there")
+
+
+class Fails(Wrapped):
+    """It may not answer."""
+
+    is_dead = False
+
+    def called(self, name: str, key: str) -> None:
+        if self.is_dead:
+            raise TransientError("answers with status 503")

@@ -36,7 +36,7 @@ from dcr_cli.relay.telling import Access, Account
 from dcr_cli.remote.keys import ACKNOWLEDGEMENTS, is_receiver
 
 _IMMUTABLE = "max-age=31536000, immutable"
-_RETRY_SECONDS = 2
+_RETRY_SECONDS, _WRONG_RETRY_SECONDS = 2, 5
 # What is put has to come on within that time, and all of it in as much more as such a rate takes.
 _STALLED_SECONDS, _LEAST_BYTES_PER_SECOND = 60.0, 64 << 10
 # What the log says of an answer whose child has gone, and of one that was cut.
@@ -101,7 +101,8 @@ class Answering:
             status, words = HTTPStatus.SERVICE_UNAVAILABLE, "no parent answers, or there is no room"
             headers = {"Retry-After": str(_RETRY_SECONDS)}
         except WrongError:
-            status, words, headers = HTTPStatus.BAD_GATEWAY, "what the parents have of it is not right", {}
+            status, words = HTTPStatus.BAD_GATEWAY, "what the parents have of it is not right"
+            headers = {"Retry-After": str(_WRONG_RETRY_SECONDS)}
         except ForbiddenError:
             words, headers = "the parents do not let this relay", {}
             status = HTTPStatus.FORBIDDEN if request.method == "PUT" else HTTPStatus.BAD_GATEWAY

@@ -42,7 +42,7 @@ from dcr_cli.store.store import Store
 # may take long keep no others up.
 _BODIES, _LOOKS, _WAITS = 24, 24, 8
 # For so long a parent is tried again that does not answer: less where there is another one.
-_PATIENT_SECONDS, _IMPATIENT_SECONDS = 20.0, 3.0
+_PATIENT_SECONDS, _IMPATIENT_SECONDS = 20.0, 0.0
 # So often a relay says at a parent how it is.
 _TELL_SECONDS = 10.0
 
@@ -97,6 +97,7 @@ def relay(
                     patience=patience,
                     limit_bytes_per_second=limit_bytes_per_second,
                     caller=Caller("relay", setting.name),
+                    has_others=len(parents) > 1,
                 )
             )
             for parent in parents
