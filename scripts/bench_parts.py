@@ -15,6 +15,7 @@ from bench_commands import commands, memory, startup, tiny
 from bench_layouts import layouts, matrices
 from bench_methods import read_pairs
 from bench_pairs import Named, Pair, decoder, giant, make_pair, make_tiny_pair
+from bench_relay import relay
 from bench_report import PARTS, BenchError, Report
 from bench_wire import Case, wire
 
@@ -43,6 +44,7 @@ class Parts:
             "memory": self._memory,
             "tiny": self._tiny,
             "startup": self._startup,
+            "relay": self._relay,
         }
         for name in PARTS:
             if name in self.given.only:
@@ -111,6 +113,14 @@ class Parts:
     def _startup(self) -> None:
         say("startup")
         startup(self.report, 3 if self.given.quick else 20)
+
+    def _relay(self) -> None:
+        # All of it changes: so the payloads are large.
+        pair = self._make("served", decoder(self.given.mib * MIB // 2), 1.0, 2)
+        say("relay")
+        sent_bytes = int(self.given.gib * GIB)
+        relay(self.report, self.place, pair, sent_bytes=sent_bytes, rounds=self.given.rounds)
+        shutil.rmtree(pair.base.parent)
 
 
 def real_cases(given: argparse.Namespace, report: Report, place: Path) -> list[Case]:

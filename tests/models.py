@@ -16,8 +16,8 @@ TENSORS, SHARDS = 16, 4
 Elements = list[NDArray[np.uint16]]
 
 
-def new_model(rng: np.random.Generator) -> Elements:
-    count = MODEL_BYTES // TENSORS // 2
+def new_model(rng: np.random.Generator, model_bytes: int = MODEL_BYTES) -> Elements:
+    count = model_bytes // TENSORS // 2
     return [(rng.standard_normal(count, np.float32).view(np.uint32) >> 16).astype("<u2") for _ in range(TENSORS)]
 
 

@@ -76,7 +76,7 @@ def relaying(
 ) -> Iterator[Running]:
     """Run a relay in a thread."""
     address = Address("127.0.0.1", 0, options.pop("most_connections", 256))
-    setting = Setting(options.pop("name", spool.name), address, spool, limit, rights or Rights(), **options)
+    setting = Setting(options.pop("name", spool.name), address, spool, limit, rights or Rights(is_open=True), **options)
     started = threading.Event()
     running = Running("")
     ends: list[Callable[[], object]] = []

@@ -18,7 +18,7 @@ from safetensors import deserialize
 Load = Callable[[str], ModuleType]
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
-GOALS = {"wire": 0, "codec": 4, "commands": 3, "layouts": 7, "memory": 3, "tiny": 6, "startup": 1}
+GOALS = {"wire": 0, "codec": 4, "commands": 3, "layouts": 7, "memory": 3, "tiny": 6, "startup": 1, "relay": 2}
 
 
 @pytest.fixture
@@ -48,6 +48,8 @@ def test_all_parts_run_quickly_and_leave_nothing(tmp_path: Path) -> None:
     for part, goals in GOALS.items():
         rows = [row for row in document["rows"] if row["part"] == part]
         assert rows
+        if part == "relay" and any("nginx" in line for line in document["left_out"]):
+            goals = 0
         assert sum(row["goal"] is not None for row in rows) == goals, part
         for row in rows:
             assert row["what"] in done.stdout

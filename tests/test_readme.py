@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
 from fnmatch import fnmatchcase
@@ -84,14 +85,48 @@ def test_fp8_weights_and_scales_are_those_of_pytorch(folder: Path) -> None:
 
 
 def test_the_commands_run(folder: Path) -> None:
-    lines = [line for block in blocks("console") for line in block.splitlines()]
+    relaying = relay_blocks()
+    lines = [line for block in blocks("console") if block not in relaying for line in block.splitlines()]
     commands = [shlex.split(line[2:], comments=True) for line in lines if line.startswith("$ dcr ")]
-    assert {command[1] for command in commands} == {name.partition(" ")[0] for name in COMMANDS}
+    assert {command[1] for command in commands} | {"relay"} == {name.partition(" ")[0] for name in COMMANDS}
     with serving("vllm") as engine:
         for command in commands:
             arguments = [each.replace("http://localhost:8000", engine.url) for each in command[1:]]
             assert main(arguments) == 0, command
         assert engine.weights == [str(folder / "replica")]
+
+
+def relay_blocks() -> list[str]:
+    """The blocks of the section on relays, which need the one before them."""
+    return [block for block in blocks("console") if block in README.partition("## Relays\n")[2].partition("\n## ")[0]]
+
+
+def _started(command: str, port: str) -> str:
+    """Start a relay, and wait until it listens."""
+    said = f"relay-{port}.said"
+    return f"{command}>{said} 2>&1 & until [ -s {said} ]; do kill -0 $!; sleep 0.05; done"
+
+
+def test_the_relays_run(folder: Path) -> None:
+    """All of it in one shell, in which a command that fails ends it, at places where nothing else listens."""
+    if shutil.which("curl") is None:
+        pytest.skip("curl is not installed: apt-get install curl")
+    text = "".join(line[2:] + "\n" for block in relay_blocks() for line in block.splitlines())
+    for port in ("8080", "8081"):
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            text = text.replace(port, str(listener.getsockname()[1]))
+    # Each relay is waited for until it listens, as somebody who types would.
+    text = re.sub(r"^(dcr relay .*--listen \S+:(\d+) .*)&$", lambda one: _started(one[1], one[2]), text, flags=re.M)
+    (folder / "bin").mkdir()
+    (folder / "bin/dcr").write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m dcr_cli "$@"\n')
+    (folder / "bin/dcr").chmod(0o755)
+    script = f"PATH=\"$PWD/bin:$PATH\"\nset -euo pipefail\ntrap 'kill $(jobs -p); wait' EXIT\n{text}"
+    ran = subprocess.run(["bash", "-c", script], capture_output=True, text=True, cwd=folder, timeout=120, check=False)
+    assert ran.returncode == 0, ran.stderr
+    for word in ("ok\n", '"head": 2', "HTTP/1.1 404", "the key is taken", "dcr_relay_head_version 2", "eu-1"):
+        assert word in ran.stdout, word
+    assert (folder / "first.bytes").stat().st_size == 64
 
 
 def test_the_code_runs(folder: Path) -> None:

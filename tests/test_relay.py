@@ -4,35 +4,43 @@ from __future__ import annotations
 
 import http.client
 import json
+import shutil
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
+from unittest import mock
 from urllib.parse import urlsplit
 
 import pytest
 
+from dcr_cli.checkpoint.digest import object_digest
 from dcr_cli.commit import commit
 from dcr_cli.delta.payload import encode_payload
 from dcr_cli.errors import ConflictError, TransportError, WrongBaseError
 from dcr_cli.pull import pull
 from dcr_cli.push import push
+from dcr_cli.relay import answering, children
 from dcr_cli.relay.rights import Rights
 from dcr_cli.status import status
-from dcr_cli.store.backend import Answer, Backend
+from dcr_cli.store.backend import Answer, Backend, MissingRootError, TransientError
 from dcr_cli.store.local import LocalBackend
+from dcr_cli.store.store import Store
 from dcr_cli.verify_remote import verify_remote
 from pushed import states
 from receivers import tree
 from relays import chained, relaying, store_of
-from store_wrappers import FailsCalls, FlipsAByte, Records, Truncates, Wrapped
+from store_wrappers import Allows, FailsCalls, FlipsAByte, Records, Truncates, Wrapped
 from strategies import write_checkpoint
 
 PAYLOADS = "versions/*/payloads/*"
+# Of commits, before a digest.
+MEMBERS = (b'"previous":"blake3:', b'"manifest":{"blake3":"blake3:', b'"content":"blake3:')
 READ, WRITE = "reads-0123456789abcdef", "writes-0123456789abcdef"
 
 
@@ -56,6 +64,32 @@ class Waits(Wrapped):
         self.is_half.set()
         assert self.go_on.wait(60)
         yield data[len(data) // 2 :]
+
+
+class Replaces(Wrapped):
+    """An object is another one, so many times."""
+
+    def __init__(self, backend: Backend, key: str, data: bytes, times: int) -> None:
+        super().__init__(backend)
+        self.key, self.data, self.times = key, data, times
+
+    def read(self, key: str, begin: int, size: int | None) -> Answer:
+        answer = super().read(key, begin, size)
+        if key != self.key or not self.times:
+            return answer
+        self.times -= 1
+        return replace(answer, chunks=iter((self.data,)))
+
+
+def replaced(remote: Path, key: str, data: bytes, times: int = 10**6) -> Store:
+    """A folder as a parent that holds another object, of the same length, in the place of one."""
+    return store_of(remote, lambda backend: Replaces(backend, key, data, times))
+
+
+def with_another_digit(data: bytes, member: bytes) -> bytes:
+    """A document in which the first digit of a digest is another one."""
+    at = data.index(member) + len(member)
+    return data[:at] + (b"0" if data[at : at + 1] != b"0" else b"1") + data[at + 1 :]
 
 
 def checkpoints(folder: Path, count: int) -> list[Path]:
@@ -267,6 +301,70 @@ class TestDamage:
             assert (status, data) == (502, b"what the parents have of it is not right\n")
             until(lambda: relay.status()["head"] == 3)
 
+    def test_an_anchor_s_document_is_the_one_that_its_commit_names(
+        self, tmp_path: Path, published: tuple[Path, list[Path]]
+    ) -> None:
+        remote, sources = published
+        (key,) = keys_of(remote, "anchors/*.json")
+        data = (remote / key).read_bytes()
+        wrong = replaced(remote, key, with_another_digit(data, b'"blake3":"blake3:'))
+        with relaying([wrong], tmp_path / "wrong") as relay:
+            assert relay.ask("GET", key)[0] == 502
+        with relaying([wrong, store_of(remote)], tmp_path / "spool") as relay:
+            assert relay.get(key) == data
+            pull(relay.url, tmp_path / "copy", version=1, jobs=1)
+        assert tree(tmp_path / "copy") == tree(sources[0])
+
+    @pytest.mark.parametrize(
+        ("version", "member"),
+        [(version, member) for version in (1, 2, 3) for member in MEMBERS if version > 1 or b"previous" not in member],
+    )
+    def test_a_commit_that_came_wrong_once_is_not_wrong_for_ever(
+        self, tmp_path: Path, published: tuple[Path, list[Path]], version: int, member: bytes
+    ) -> None:
+        remote, sources = published
+        key = f"commits/{version:010d}.json"
+        data = (remote / key).read_bytes()
+        once = replaced(remote, key, with_another_digit(data, member), times=1)
+        with relaying([once], tmp_path / "spool") as relay:
+            until(lambda: relay.status()["head"] == 3)
+            for asked in [key, *keys_of(remote, "*/*.json"), *keys_of(remote, "versions/*/manifest.zst")]:
+                with suppress(ConnectionError, http.client.HTTPException):
+                    relay.ask("GET", asked)
+            # Of the newest nothing but what it names, and what it follows, says that it is wrong.
+            if version < 3 or b"content" not in member:
+                assert relay.get(key) == data
+                pull(relay.url, tmp_path / "copy", jobs=1)
+                assert tree(tmp_path / "copy") == tree(sources[2])
+
+    def test_a_history_that_came_wrong_once_is_not_wrong_for_ever(
+        self, tmp_path: Path, published: tuple[Path, list[Path]]
+    ) -> None:
+        remote, _ = published
+        data = (remote / "dcr.json").read_bytes()
+        once = replaced(remote, "dcr.json", with_another_digit(data, b'"history":"'), times=1)
+        with relaying([once], tmp_path / "spool") as relay:
+            until(lambda: relay.ask("GET", "dcr.json")[::2] == (200, data))
+            until(lambda: relay.ask("GET", "commits/0000000003.json")[0] == 200)
+
+    def test_what_only_a_newer_dcr_understands_is_no_fault_of_the_relay(
+        self, tmp_path: Path, published: tuple[Path, list[Path]]
+    ) -> None:
+        remote, _ = published
+        (key,) = keys_of(remote, "anchors/*.json")
+        newer = (remote / key).read_bytes().replace(b'"requires":[]', b'"requires":["x"]')
+        commit_key = "commits/0000000001.json"
+        named = (remote / commit_key).read_bytes()
+        before, after = (object_digest(each).hex().encode() for each in ((remote / key).read_bytes(), newer))
+        (remote / key).write_bytes(newer)
+        (remote / commit_key).write_bytes(
+            named.replace(before, after).replace(b'"bytes":%d}' % (len(newer) - 3), b'"bytes":%d}' % len(newer))
+        )
+        with relaying([store_of(remote)], tmp_path / "spool") as relay:
+            assert relay.get(key) == newer
+            (file,) = keys_of(remote, "anchors/*/files/config.json")
+            assert relay.ask("GET", file)[0] == 502
+
     def test_a_payload_of_another_version_is_none(self, tmp_path: Path, published: tuple[Path, list[Path]]) -> None:
         remote, _ = published
         first, last = keys_of(remote, PAYLOADS)[0], last_payload(remote)
@@ -306,10 +404,16 @@ class TestSpool:
         for path in (tmp_path / "spool" / "kept").iterdir():
             if path.stat().st_size == len(data):
                 path.write_bytes(data[:-1] + b"\xff")
+        document = (remote / "commits/0000000003.json").read_bytes()
+        (place,) = [path for path in (tmp_path / "spool" / "kept").iterdir() if path.read_bytes() == document]
+        place.unlink()
+        place.mkdir()
         (tmp_path / "spool" / "new" / "7").write_bytes(b"half")
         (tmp_path / "spool" / "kept" / "what").write_bytes(b"else")
         with relaying([store_of(remote)], tmp_path / "spool") as relay:
             assert relay.get(key) == data
+            assert relay.get("commits/0000000003.json") == document
+        assert place.read_bytes() == document
         assert sorted(path.name for path in (tmp_path / "spool").iterdir()) == ["kept", "lock", "new"]
         assert not (tmp_path / "spool" / "kept" / "what").exists()
 
@@ -453,6 +557,7 @@ class TestPublishing:
         data = (remote / key).read_bytes()
         (remote / key).unlink()
         with relaying([store_of(remote)], tmp_path / "spool") as relay:
+            until(lambda: relay.status()["next"] is not None)
             with socket.create_connection((urlsplit(relay.url).hostname, urlsplit(relay.url).port)) as publisher:
                 publisher.sendall(f"PUT /{key} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n".encode())
                 publisher.sendall(data[:-1])
@@ -466,6 +571,37 @@ class TestPublishing:
                 connection.close()
                 assert publisher.recv(64).startswith(b"HTTP/1.1 204")
             assert (remote / key).read_bytes() == data
+
+    def test_who_asks_whether_to_go_on_is_told(self, tmp_path: Path, published: tuple[Path, list[Path]]) -> None:
+        remote, _ = published
+        with (
+            relaying([store_of(remote)], tmp_path / "spool", rights=Rights(None, WRITE)) as relay,
+            socket.create_connection((urlsplit(relay.url).hostname, urlsplit(relay.url).port)) as publisher,
+        ):
+            head = "PUT /next.json HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nExpect: 100-continue\r\n"
+            publisher.sendall(f"{head}Authorization: Bearer {WRITE}\r\n\r\n".encode())
+            assert publisher.recv(4096) == b"HTTP/1.1 100 Continue\r\n\r\n"
+            publisher.sendall(b"x")
+            assert publisher.recv(4096).startswith(b"HTTP/1.1 204 No Content\r\n")
+            publisher.sendall(f"{head}\r\n".encode())
+            assert publisher.recv(4096).startswith(b"HTTP/1.1 403 ")
+
+    def test_who_is_too_slow_is_let_go(
+        self, tmp_path: Path, published: tuple[Path, list[Path]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        remote, _ = published
+        monkeypatch.setattr(answering, "_STALLED_SECONDS", 0.3)
+        with relaying([store_of(remote)], tmp_path / "spool") as relay:
+            with socket.create_connection((urlsplit(relay.url).hostname, urlsplit(relay.url).port)) as publisher:
+                publisher.sendall(b"PUT /next.json HTTP/1.1\r\nHost: x\r\nContent-Length: 60000\r\n\r\n")
+                publisher.settimeout(0.05)
+                answer = b""
+                while not answer:
+                    # Each byte comes soon after the one before.
+                    publisher.sendall(b"x")
+                    with suppress(TimeoutError):
+                        answer = publisher.recv(64)
+            assert answer.startswith(b"HTTP/1.1 400")
 
     def test_who_breaks_off_has_put_nothing(self, tmp_path: Path, published: tuple[Path, list[Path]]) -> None:
         remote, _ = published
@@ -629,5 +765,134 @@ class TestTelling:
             assert relay.ask("PUT", "status/below", body, Dcr_Relay="other")[0] == 400
             (below,) = [each for each in relay.status()["children"] if each["kind"] == "relay" and each["status"]]
             assert below["status"] == document
+            with mock.patch.object(children, "_MOST_BYTES", len(body) + 10):
+                named = body.replace(b'"below"', b'"other"')
+                assert relay.ask("PUT", "status/other", named, Dcr_Relay="other")[0] == 413
+                assert relay.ask("PUT", "status/below", body, Dcr_Relay="below")[0] == 204
         for line in relay.lines:
             assert {"time", "method", "path", "status", "bytes", "seconds", "child", "address"} == set(json.loads(line))
+
+
+class TestWhatIsNotThere:
+    """That a parent has nothing, or lets nobody see it, is told apart from that it does not answer."""
+
+    def test_a_root_that_goes_is_a_parent_that_does_not_answer(
+        self, tmp_path: Path, published: tuple[Path, list[Path]]
+    ) -> None:
+        remote, _ = published
+        gone = Missing(LocalBackend(str(remote)))
+        with relaying([store_of(remote, lambda _: gone)], tmp_path / "spool") as relay:
+            until(lambda: relay.status()["head"] == 3)
+            gone.is_missing = True
+            for key in ("commits/0000000004.json", last_payload(remote), "next.json"):
+                assert relay.ask("GET", key)[0] == 503, key
+            assert relay.ask("GET", "commits/0000000003.json")[0] == 200
+            # The watch goes on once it is back.
+            gone.is_missing = False
+            push(checkpoints(tmp_path / "more", 4)[3], remote, baseline=tmp_path / "baseline", jobs=1)
+            until(lambda: relay.status()["head"] == 4)
+        with relaying([store_of(remote, Missing.at_once), store_of(remote)], tmp_path / "other") as relay:
+            assert relay.get(last_payload(remote)) == (remote / last_payload(remote)).read_bytes()
+
+    def test_rights_that_are_taken_away_are_no_absence(
+        self, tmp_path: Path, published: tuple[Path, list[Path]]
+    ) -> None:
+        remote, _ = published
+        allows = Allows(LocalBackend(str(remote)), get=["*"])
+        with relaying([store_of(remote, lambda _: allows)], tmp_path / "spool") as relay:
+            # What may not be listed is denied where it is not there.
+            assert relay.ask("GET", "commits/0000000004.json")[0] == 404
+            allows.rights["read"] = ()
+            status, _, data = relay.ask("GET", "commits/0000000004.json")
+            assert (status, data) == (502, b"the parents do not let this relay\n")
+
+    def test_a_version_that_was_seen_does_not_go(self, tmp_path: Path, published: tuple[Path, list[Path]]) -> None:
+        remote, _ = published
+        shutil.copytree(remote, tmp_path / "behind")
+        (tmp_path / "behind/commits/0000000003.json").unlink()
+        fails = Fails(LocalBackend(str(remote)))
+        parents = [store_of(remote, lambda _: fails), store_of(tmp_path / "behind")]
+        with relaying(parents, tmp_path / "spool", limit=10) as relay:
+            until(lambda: relay.status()["head"] == 3)
+            fails.is_dead = True
+            assert relay.ask("GET", "commits/0000000003.json")[0] == 503
+            assert relay.ask("GET", "commits/0000000002.json")[0] == 200
+
+
+class TestPutting:
+    def test_what_is_refused_is_given_to_nobody(self, tmp_path: Path, published: tuple[Path, list[Path]]) -> None:
+        remote, _ = published
+        made = push(checkpoints(tmp_path / "more", 4)[3], remote, baseline=tmp_path / "baseline", prepare=True, jobs=1)
+        key = f"versions/{made.version:010d}-{made.id}/payloads/000000.safetensors"
+        right = (remote / key).read_bytes()
+        history = json.loads((remote / "dcr.json").read_bytes())["history"]
+        other = encode_payload(0, bytes(64), {"history": history, "version": str(made.version), "id": str(made.id)})
+        with relaying([store_of(remote)], tmp_path / "spool") as relay:
+            assert relay.get(key) == right
+            assert relay.ask("PUT", key, other)[0] == 409
+            assert relay.get(key) == right
+        assert (remote / key).read_bytes() == right
+
+    def test_of_two_that_are_put_at_once_one_is(self, tmp_path: Path, published: tuple[Path, list[Path]]) -> None:
+        remote, _ = published
+        key = keys_of(remote, "versions/*/manifest.zst")[-1].replace("0000000003", "0000000004")
+        with relaying([store_of(remote)], tmp_path / "spool") as relay, ThreadPoolExecutor(8) as pool:
+            bodies = [bytes([number]) * 5000 for number in range(8)]
+            answers = list(pool.map(lambda body: relay.ask("PUT", key, body)[0], bodies))
+            assert sorted(answers) == [204] + [409] * 7
+            assert (remote / key).read_bytes() == bodies[answers.index(204)]
+
+    def test_the_first_parent_alone_is_written_to(self, tmp_path: Path, published: tuple[Path, list[Path]]) -> None:
+        remote, _ = published
+        shutil.copytree(remote, tmp_path / "mirror")
+        fails = Fails(LocalBackend(str(remote)))
+        parents = [store_of(remote, lambda _: fails), store_of(tmp_path / "mirror")]
+        with relaying(parents, tmp_path / "spool") as relay:
+            until(lambda: relay.status()["head"] == 3)
+            fails.is_dead = True
+            place = keys_of(remote, "versions/*/manifest.zst")[-1]
+            for key, body in (("next.json", b"x"), (place, b"x")):
+                assert relay.ask("PUT", key, body)[0] == 503
+                assert (tmp_path / "mirror" / key).read_bytes() == (remote / key).read_bytes()
+            assert relay.get(last_payload(remote)) == (remote / last_payload(remote)).read_bytes()
+
+
+class TestBugs:
+    def test_one_is_logged_and_nothing_is_taken_for_whole(
+        self, tmp_path: Path, published: tuple[Path, list[Path]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        remote, _ = published
+        with relaying([store_of(remote)], tmp_path / "spool") as relay:
+            until(lambda: relay.status()["head"] == 3)
+            monkeypatch.setattr("dcr_cli.relay.reading.range_of", lambda *_: 1 / 0)
+            with pytest.raises((ConnectionError, http.client.HTTPException)):
+                relay.ask("GET", "dcr.json")
+            assert any('"status": 500' in line and "ZeroDivisionError" in line for line in relay.lines)
+            monkeypatch.undo()
+            assert relay.get("dcr.json") == (remote / "dcr.json").read_bytes()
+
+
+class Missing(Wrapped):
+    """Its root may be missing."""
+
+    is_missing = False
+
+    @classmethod
+    def at_once(cls, backend: Backend) -> Missing:
+        found = cls(backend)
+        found.is_missing = True
+        return found
+
+    def called(self, name: str, key: str) -> None:
+        if self.is_missing:
+            raise MissingRootError("its bucket is not there")
+
+
+class Fails(Wrapped):
+    """It may not answer."""
+
+    is_dead = False
+
+    def called(self, name: str, key: str) -> None:
+        if self.is_dead:
+            raise TransientError("answers with status 503")

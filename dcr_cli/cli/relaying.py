@@ -103,7 +103,7 @@ def relay(
         ),
         spool=path_of(spool, "--spool"),
         spool_limit=size_of(spool_limit, "--spool-limit"),
-        rights=Rights(read_token, write_token),
+        rights=Rights(read_token, write_token, is_open=_is_loopback(host) and not (read_token or write_token)),
         drain_seconds=seconds_of(drain, "--drain"),
     )
 

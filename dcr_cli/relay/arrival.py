@@ -44,6 +44,7 @@ class _OnDisk:
     def __init__(self, spool: Spool, draft: Draft) -> None:
         self._spool = spool
         self._draft = draft
+        self._is_kept = False
 
     def write(self, at: int, data: bytes) -> None:
         while True:
@@ -65,7 +66,8 @@ class _OnDisk:
             # What cannot be kept was right all the same.
             with suppress(LocalError):
                 self._spool.keep(self._draft, label, size, blake3)
-        if self._draft.room:
+                self._is_kept = True
+        if not self._is_kept:
             self._spool.drop(self._draft)
 
     def close(self) -> None:
@@ -98,8 +100,9 @@ class _InMemory:
 class Arrival:
     """One object, or one range of it, while it comes. `begin` is where the range begins in the object.
 
-    Its writer calls `announce`, `add` and `end` from any one thread; `error` is why it failed. What is right is kept if
-    `is_kept` says so. `ended` is called in the event loop when all is known, before anybody else hears of it.
+    Its writer calls `announce`, `add` and `end` from any one thread; all else is the event loop's, the state too.
+    `error` is why it failed. What is right is kept if `is_kept` says so. `ended` is called when all is known, before
+    anybody else hears of it.
     """
 
     def __init__(
@@ -117,6 +120,8 @@ class Arrival:
         self.at = 0
         self.state = State.COMING
         self.blake3: bytes | None = None
+        # By its writer: how much of it a parent has sent.
+        self.fetched_bytes = 0
         self.error: Exception | None = None
         self._spool = spool
         self._is_kept = is_kept
@@ -125,8 +130,8 @@ class Arrival:
         self._room: _Room | None = None
         # What was written on a disk that became full; a reader may still be at it.
         self._left: list[_Room] = []
-        self._is_told = False
         self._readers = 0
+        self._left_at: float | None = self._loop.time()
         self._waiting: set[asyncio.Future[None]] = set()
 
     # Its writer
@@ -136,8 +141,8 @@ class Arrival:
         if self.size is not None:
             return
         try:
-            self._room = _OnDisk(self._spool, self._spool.begin(size))
-        except (FullError, NoRoomError):
+            self._room = _OnDisk(self._spool, self._spool.begin(size if self._is_kept else 0))
+        except (FullError, LocalError):
             self._room = _InMemory(self._spool, size)
         self.size = size
         self._tell()
@@ -147,7 +152,7 @@ class Arrival:
         assert self._room is not None and self.size is not None
         try:
             self._room.write(self.at, data)
-        except NoRoomError:
+        except LocalError:
             before = self._room
             self._room = _InMemory(self._spool, self.size, before.read(0, self.at) + data)
             before.end(self.label, 0, None)
@@ -160,14 +165,19 @@ class Arrival:
         if self._room is not None:
             self._room.end(self.label, self.at, blake3 if state is State.RIGHT and self._is_kept else None)
         self.blake3, self.error = blake3, error
-        self.state = state
-        self._tell()
+        self._tell(state)
+
+    @property
+    def left_seconds(self) -> float:
+        """For how long nobody has wanted it."""
+        left_at = self._left_at
+        return 0.0 if left_at is None else self._loop.time() - left_at
 
     # Its readers
 
     async def known(self) -> None:
         """Wait until it is known how long it is, or that it does not come."""
-        while self.size is None and not self._is_told:
+        while self.size is None and self.state is State.COMING:
             await self._change()
 
     async def reach(self, at: int, end: int) -> int:
@@ -184,13 +194,14 @@ class Arrival:
 
     async def ended(self) -> State:
         """Wait until it is known what became of it."""
-        while not self._is_told:
+        while self.state is State.COMING:
             await self._change()
         return self.state
 
     def open(self) -> None:
         """Begin to read; `close` ends it."""
         self._readers += 1
+        self._left_at = None
 
     def read(self, at: int, size: int) -> bytes:
         """Bytes that may be handed out."""
@@ -200,16 +211,18 @@ class Arrival:
     def close(self) -> None:
         """End reading."""
         self._readers -= 1
+        if not self._readers:
+            self._left_at = self._loop.time()
         self._let_go()
 
-    def _tell(self) -> None:
+    def _tell(self, state: State = State.COMING) -> None:
         # A loop that has ended has nobody who waits.
         with suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._wake)
+            self._loop.call_soon_threadsafe(self._wake, state)
 
-    def _wake(self) -> None:
-        if self.state is not State.COMING and not self._is_told:
-            self._is_told = True
+    def _wake(self, state: State) -> None:
+        if state is not State.COMING:
+            self.state = state
             self._ended(self)
         waiting, self._waiting = self._waiting, set()
         for future in waiting:

@@ -1,4 +1,5 @@
-"""Who asks a relay, and what each has been given: an account for people, on which nothing depends (FORMAT 15.4)."""
+"""Who asks a relay, and what each has been given (FORMAT 15.4): an account for people, on which nothing depends but
+what a spool lets go of first."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from dcr_cli.remote.keys import is_receiver
 
 RELAY, RECEIVER, OTHER = "relay", "receiver", "other"
 RELAY_HEADER, RECEIVER_HEADER = "Dcr-Relay", "Dcr-Receiver"
-MOST_STATUS_BYTES = 1 << 20
+# Of what one child says of itself, and of what all do.
+MOST_STATUS_BYTES, _MOST_BYTES = 256 << 10, 8 << 20
 _MOST_CHILDREN = 10_000
 # Who has asked for nothing for so long is none any more.
 _FORGOTTEN_SECONDS = 600.0
@@ -33,6 +35,7 @@ class Child:
     sent_bytes: int = 0
     seen_at: float = 0.0
     status: dict[str, Any] | None = None
+    status_bytes: int = 0
 
 
 @dataclass(slots=True)
@@ -64,6 +67,14 @@ class Children:
         """Count bytes that a child was given."""
         child.sent_bytes += size
         self.sent_bytes += size
+
+    def take_status(self, child: Child, status: dict[str, Any], size: int) -> bool:
+        """Keep what a child says of itself, which has so many bytes, if there is room: whether there is."""
+        others = sum(each.status_bytes for each in self.present() if each is not child)
+        if others + size > _MOST_BYTES:
+            return False
+        child.status, child.status_bytes = status, size
+        return True
 
     def present(self) -> list[Child]:
         """All who have asked for something lately."""

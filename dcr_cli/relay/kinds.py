@@ -15,6 +15,7 @@ from dcr_cli.delta.line import BYTES_LIMIT, COMMIT_LIMIT
 from dcr_cli.delta.manifest_rules import MOST_PAYLOAD_BYTES, PAYLOAD_COUNT_LIMIT
 from dcr_cli.delta.output import COMMIT_NAME, DIGESTS_NAME, MANIFEST_NAME
 from dcr_cli.delta.payload import payload_name
+from dcr_cli.relay.spool import Label
 from dcr_cli.remote.anchor import ANCHOR_LIMIT
 from dcr_cli.remote.keys import (
     DECISION_NAME,
@@ -109,6 +110,18 @@ class Named:
         if self.place is not None:
             return self.place.version
         return self.number if self.kind is Kind.COMMIT else 0
+
+
+def label_of(asked: Named, part: int = 0) -> Label:
+    """What a spool calls an object, or a range of it."""
+    return Label(asked.key, part, asked.version)
+
+
+def require_named(key: str) -> Named:
+    """What a key names that is one of an object."""
+    found = named(key)
+    assert found is not None
+    return found
 
 
 def named(key: str) -> Named | None:

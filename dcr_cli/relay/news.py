@@ -14,12 +14,11 @@ from dcr_cli.remote.keys import Place
 
 @dataclass(slots=True)
 class News:
-    """`head` is the newest version, `hint` what next.json says, `payloads` how many of the version that is being made
-    have been seen, from the first one on."""
+    """`head` is the newest version, `hint` what next.json says."""
 
     head: int = 0
     hint: Hint | None = None
-    payloads: int = 0
+    _payloads: set[int] = field(default_factory=set)
     _hint_data: bytes | None = None
     _count: int = 0
     _waiting: set[asyncio.Future[None]] = field(default_factory=set)
@@ -37,9 +36,16 @@ class News:
         return hint.place if hint is not None and is_next else None
 
     def reached(self, version: int) -> None:
-        """A commit is there."""
+        """This is the newest version, unless a newer one is."""
         if version > self.head:
             self.head = version
+            self._tell()
+
+    def saw_commit(self, version: int) -> None:
+        """A commit is there. One further ahead says only that there is something to look for."""
+        if version == self.head + 1:
+            self.reached(version)
+        elif version > self.head:
             self._tell()
 
     def hinted(self, data: bytes | None) -> None:
@@ -49,14 +55,23 @@ class News:
         before, self._hint_data = self.making, data
         self.hint = decode_hint(data) if data is not None else None
         if self.making != before:
-            self.payloads = 0
+            self._payloads = set()
         self._tell()
 
     def saw_payload(self, place: Place, number: int) -> None:
-        """A payload of a version is there, or comes."""
-        if place == self.making and number >= self.payloads:
-            self.payloads = number + 1
+        """A payload of the version that is being made is there, or comes."""
+        if place == self.making and number not in self._payloads:
+            self._payloads.add(number)
             self._tell()
+
+    def lost_payload(self, place: Place, number: int) -> None:
+        """One that came does not come after all."""
+        if place == self.making:
+            self._payloads.discard(number)
+
+    def has_payload(self, number: int) -> bool:
+        """Whether a payload of the version that is being made is there, or comes."""
+        return number in self._payloads
 
     async def after(self, count: int, seconds: float) -> bool:
         """Wait until there has been more than `count`, or so long: whether there has."""

@@ -1,7 +1,7 @@
 """The parents of a relay, in their order: which of them is asked, and what a parent that does not answer costs.
 
-One that failed is passed over for a while, and then asked again. One that holds another history is none. What is asked
-is not known here; all of it blocks, so it runs in threads.
+One that failed is asked after all others until somebody has seen that it answers again: so it costs a time-out once.
+One that holds another history is none. What is asked is not known here; all of it blocks, so it runs in threads.
 """
 
 from __future__ import annotations
@@ -13,16 +13,13 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from dcr_cli.delta.line import COMMIT_LIMIT
-from dcr_cli.errors import DamagedError, DcrError, LocalError, TransportError, UnsupportedError
+from dcr_cli.errors import DamagedError, DcrError, LocalError, NotFoundError, TransportError, UnsupportedError
 from dcr_cli.remote.history import decode_history
 from dcr_cli.remote.keys import HISTORY_KEY
 from dcr_cli.store.calls import RefusedError
 from dcr_cli.store.store import Store
 
 T = TypeVar("T")
-
-# For so long one that failed is passed over, if there are others.
-PASSED_OVER_SECONDS = 30.0
 
 
 class UnavailableError(Exception):
@@ -35,6 +32,10 @@ class ForbiddenError(Exception):
 
 class WrongError(Exception):
     """What the parents have of an object is not right."""
+
+
+class BehindError(Exception):
+    """A parent lacks what another one has had."""
 
 
 @dataclass(slots=True)
@@ -63,11 +64,9 @@ class Parents:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __iter__(self) -> Iterator[Parent]:
-        """Those to ask, the first one first; those that failed lately come last."""
-        now = self.clock()
-        late = [parent for parent in self.all if not _is_well(parent, now)]
-        yield from (parent for parent in self.all if _is_well(parent, now))
-        yield from late
+        """Those to ask, the first one first; those that failed last come last, until `prove` has found them well."""
+        yield from [parent for parent in self.all if parent.failed_at is None]
+        yield from [parent for parent in self.all if parent.failed_at is not None]
 
     @property
     def is_answering(self) -> bool:
@@ -86,32 +85,52 @@ class Parents:
                 self.history = history
             return self.history
 
-    def ask(self, question: Callable[[Parent], T]) -> T:
+    def forget_history(self) -> None:
+        """Take the history anew from the first parent that is asked."""
+        with self._lock:
+            self.history = None
+            for parent in self.all:
+                parent.is_checked = False
+
+    def ask(self, question: Callable[[Parent], T], *, only_first: bool = False) -> T:
         """What the first parent that answers says, and what its own errors are, but for those that say that it cannot.
 
-        UnavailableError if none answers; ForbiddenError, WrongError if that is what one of them came to.
+        With `only_first`, the others are not asked. UnavailableError if none answers, or those that do are behind;
+        ForbiddenError, WrongError if that is what one of them came to.
         """
         ending: Exception = UnavailableError()
-        for parent in self:
+        for parent in self.all[:1] if only_first else self:
             try:
                 self.prove(parent)
                 found = question(parent)
+            except BehindError:
+                continue
             except DamagedError:
                 ending = WrongError()
                 continue
-            except RefusedError:
+            except (RefusedError, UnsupportedError):
                 # Perhaps the next one does.
                 ending = ForbiddenError()
                 continue
-            except (TransportError, LocalError):
+            except (NotFoundError, TransportError, LocalError):
+                # What is not there is its root.
                 self.failed(parent)
                 continue
-            except UnsupportedError:
-                ending = ForbiddenError()
-                continue
-            parent.failed_at = None
+            self.answered(parent)
             return found
         raise ending
+
+    def look_again(self, parent: Parent) -> None:
+        """See whether a parent that failed answers again, in a thread."""
+        try:
+            self.prove(parent)
+        except DcrError:
+            return
+        self.answered(parent)
+
+    def answered(self, parent: Parent) -> None:
+        """Note that a parent has answered."""
+        parent.failed_at = None
 
     def prove(self, parent: Parent) -> None:
         """See that a parent holds the relay's history, if it has been asked for nothing yet; TransportError if not."""
@@ -138,5 +157,13 @@ class Parents:
         parent.is_checked = False
 
 
-def _is_well(parent: Parent, now: float) -> bool:
-    return parent.failed_at is None or now - parent.failed_at >= PASSED_OVER_SECONDS
+def get_if_there(parent: Parent, key: str, most_bytes: int) -> bytes | None:
+    """Get a document; None if it is absent. RefusedError if a parent that lets us read nothing at all denies it: some
+    say so of what is not there to all who may not list."""
+    try:
+        return parent.store.get(key, most_bytes=most_bytes)
+    except RefusedError:
+        if parent.store.get(key, most_bytes=most_bytes, is_denied_absent=True) is not None:
+            raise
+        parent.store.get(HISTORY_KEY, most_bytes=COMMIT_LIMIT)
+        return None

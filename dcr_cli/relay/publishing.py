@@ -1,6 +1,7 @@
 """What children put: checked, passed on to the parent, and known here from then on.
 
-A body is handed out to those who wait for it while it comes, as one that comes from a parent is.
+A payload of the version that is being made is handed out to those who wait for it while it comes, as one that comes
+from a parent is.
 """
 
 from __future__ import annotations
@@ -8,18 +9,21 @@ from __future__ import annotations
 import asyncio
 import io
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from enum import Enum, auto
+from functools import partial
 
 from dcr_cli.checkpoint.digest import object_digest
 from dcr_cli.errors import ConflictError, DamagedError, DcrError
 from dcr_cli.relay.arrival import Arrival, State
-from dcr_cli.relay.checks import Bound, body_check, is_right
+from dcr_cli.relay.checks import Bound, Check, body_check, is_right
 from dcr_cli.relay.kinds import REPLACED, Kind, Named
 from dcr_cli.relay.library import WHOLE, Library
 from dcr_cli.relay.parents import Parent
 from dcr_cli.relay.spool import FullError
 from dcr_cli.remote.history import decode_history
+from dcr_cli.store.store import MOST_CREATED_BYTES
 
 # What comes is passed on to threads in parts of this size.
 _PART_BYTES = 1 << 20
@@ -39,111 +43,132 @@ class Put(Enum):
     FULL = auto()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Publishing:
-    """Takes what is put, for a library's parents."""
+    """Takes what is put, for a library's parents; of one key one object at a time.
+
+    Nothing counts, and of a body nobody is given the last byte, before it is at the parent. That is the first one,
+    always: two that are asked in turn may not be one remote, and then two publishers would hear that a key was free.
+    """
 
     library: Library
+    _turns: dict[str, asyncio.Lock] = field(default_factory=dict)
 
     async def put(self, asked: Named, size: int, parts: AsyncIterator[bytes], *, is_create: bool) -> Put:
         """Put an object of `size` bytes; with `is_create` only if its key is free, in one step for documents."""
-        if asked.is_body:
-            return await self._put_body(asked, size, parts, is_create=is_create)
+        turn = self._turns.setdefault(asked.key, asyncio.Lock())
+        try:
+            async with turn:
+                if asked.is_body:
+                    return await self._put_body(asked, size, parts, is_create=is_create)
+                return await self._put_document(asked, size, parts, is_create=is_create)
+        finally:
+            if not turn.locked():
+                self._turns.pop(asked.key, None)
+
+    async def _put_document(self, asked: Named, size: int, parts: AsyncIterator[bytes], *, is_create: bool) -> Put:
         data = b"".join([part async for part in parts])
         if len(data) != size:
             return Put.SHORT
         history = await self.library.history()
-        if not await self.library.run(lambda: is_right(asked, data, history)):
+        if not await self.library.look(lambda: is_right(asked, data, history)):
             return Put.WRONG
-        made = await self.library.run(lambda: self.library.parents.ask(_question(asked, data, is_create=is_create)))
+        is_first = asked.kind is not Kind.ACKNOWLEDGEMENT
+        question = partial(_put_at, asked=asked, data=data, is_create=is_create)
+        made = await self.library.look(lambda: self.library.parents.ask(question, only_first=is_first))
         if made:
-            self._learn(asked, data)
+            await self._learn(asked, data)
         return Put.DONE if made else Put.TAKEN
 
-    def _learn(self, asked: Named, data: bytes) -> None:
+    async def _learn(self, asked: Named, data: bytes) -> None:
         """Know a document that is there from now on."""
-        news = self.library.news
         if asked.kind is Kind.HISTORY:
-            self.library.parents.adopt(decode_history(data, asked.key).id)
+            with suppress(DcrError):
+                self.library.parents.adopt(decode_history(data, asked.key).id)
         elif asked.kind is Kind.COMMIT:
-            self.library.keep_document(asked, data)
-            news.reached(asked.number)
+            await self.library.look(lambda: self.library.documents.keep(asked, data))
+            self.library.news.reached(asked.number)
         elif asked.kind is Kind.HINT:
-            news.hinted(data)
+            self.library.news.hinted(data)
 
     async def _put_body(self, asked: Named, size: int, parts: AsyncIterator[bytes], *, is_create: bool) -> Put:
+        history = await self.library.history()
+        if history is None:
+            return Put.WRONG
         # Files of anchors are kept by ranges, and a whole one is only passed on.
         part = WHOLE if asked.kind is Kind.ANCHOR_FILE else 0
         while (before := self.library.coming(asked, part)) is not None:
             await before.ended()
-        arrival = self.library.begin(asked, part)
+        arrival = self.library.begin(asked, part, is_shared=self._is_shared(asked))
         arrival.open()
+        state, blake3, ending = State.FAILED, None, Put.SHORT
         try:
-            ending = await self._receive(arrival, asked, size, parts)
+            check = body_check(asked, Bound(size), history)
+            ending, blake3 = await self._receive(arrival, size, parts, check)
             if ending is Put.DONE:
-                ending = await self.library.run(lambda: self._pass_on(arrival, asked, is_create=is_create))
+                question = partial(self._pass_on, arrival=arrival, asked=asked, blake3=blake3, is_create=is_create)
+                passing = asyncio.ensure_future(
+                    self.library.fetch(lambda: self.library.parents.ask(question, only_first=True))
+                )
+                # Whoever put it may have gone: what is on its way goes on all the same.
+                ending = await asyncio.shield(passing)
+            if ending is Put.DONE:
+                state = State.RIGHT
             return ending
         finally:
+            # What no document binds yet is kept until there is one to compare it with.
+            await asyncio.shield(self.library.look(lambda: arrival.end(state, blake3=blake3)))
             arrival.close()
 
-    async def _receive(self, arrival: Arrival, asked: Named, size: int, parts: AsyncIterator[bytes]) -> Put:
-        """Let a body come."""
-        history = await self.library.history()
-        check = body_check(asked, Bound(size), history) if history is not None else None
-        state, blake3 = State.FAILED, None
+    def _is_shared(self, asked: Named) -> bool:
+        """Whether those who wait for an object are given it while it comes: only where nothing binds it yet, or has it
+        already."""
+        news, is_kept = self.library.news, self.library.is_kept(asked)
+        return asked.kind is Kind.PAYLOAD and asked.place == news.making and not is_kept
+
+    async def _receive(
+        self, arrival: Arrival, size: int, parts: AsyncIterator[bytes], check: Check
+    ) -> tuple[Put, bytes | None]:
+        """Let a body come, all but its end: what became of it, and its blake3."""
         try:
-            if check is None:
-                return Put.WRONG
-            await self.library.run(lambda: arrival.announce(size))
-            self._saw(asked)
+            await self.library.look(lambda: arrival.announce(size))
+            self.library.announced(arrival)
             async for part in _gathered(parts):
 
                 def take(part: bytes = part) -> None:
                     check.update(part)
                     arrival.add(part)
 
-                await self.library.run(take)
+                # A thread that writes is not left alone by one who has gone.
+                await asyncio.shield(self.library.look(take))
             if arrival.at < size:
-                return Put.SHORT
-            blake3 = await self.library.run(check.finish)
-            state = State.RIGHT
+                return Put.SHORT, None
+            return Put.DONE, await self.library.look(check.finish)
         except FullError:
-            return Put.FULL
+            return Put.FULL, None
         except DcrError:
             # Whatever it says of the object, or of what this version of dcr knows of it.
-            return Put.WRONG
-        finally:
-            # What is bound by no document yet is kept until there is one to compare it with.
-            await asyncio.shield(self.library.run(lambda: arrival.end(state, blake3=blake3)))
+            return Put.WRONG, None
+
+    def _pass_on(self, parent: Parent, *, arrival: Arrival, asked: Named, blake3: bytes | None, is_create: bool) -> Put:
+        """Put what has come at the parent, in a thread."""
+        if parent.replaces or is_create:
+            status = parent.store.stat(asked.key, is_denied_absent=True)
+            if status is not None and (is_create or status.size != arrival.at):
+                return Put.TAKEN
+            if status is not None and not self._is_same(parent, asked, Bound(arrival.at, blake3)):
+                return Put.TAKEN
+        try:
+            parent.store.put(asked.key, io.BufferedReader(_Reading(arrival)))
+        except ConflictError:
+            return Put.TAKEN
         return Put.DONE
 
-    def _saw(self, asked: Named) -> None:
-        if asked.kind is Kind.PAYLOAD and asked.place is not None:
-            self.library.news.saw_payload(asked.place, asked.number)
-
-    def _pass_on(self, arrival: Arrival, asked: Named, *, is_create: bool) -> Put:
-        """Put what has come at the parent, in a thread."""
-
-        def question(parent: Parent) -> Put:
-            if parent.replaces or is_create:
-                status = parent.store.stat(asked.key, is_denied_absent=True)
-                if status is not None and (is_create or status.size != arrival.at):
-                    return Put.TAKEN
-                if status is not None and not self._is_same(parent, asked, arrival):
-                    return Put.TAKEN
-            try:
-                parent.store.put(asked.key, io.BufferedReader(_Reading(arrival)))
-            except ConflictError:
-                return Put.TAKEN
-            return Put.DONE
-
-        return self.library.parents.ask(question)
-
-    def _is_same(self, parent: Parent, asked: Named, arrival: Arrival) -> bool:
+    def _is_same(self, parent: Parent, asked: Named, bound: Bound) -> bool:
         """Whether what is there has the bytes that have come."""
-        check = body_check(asked, Bound(arrival.at, arrival.blake3), self.library.parents.history or "")
+        check = Check(asked.key, bound)
         try:
-            for chunk in parent.store.stream(asked.key, size=arrival.at):
+            for chunk in parent.store.stream(asked.key, size=bound.size):
                 check.update(chunk)
             check.finish()
         except DamagedError:
@@ -179,24 +204,22 @@ class _Reading(io.RawIOBase):
         return len(data)
 
 
-def _question(asked: Named, data: bytes, *, is_create: bool):  # type: ignore[no-untyped-def]
-    """How a document is put at a parent: whether it is there then."""
-
-    def ask(parent: Parent) -> bool:
-        if is_create:
-            return parent.store.create(asked.key, data)
-        if parent.replaces and asked.kind not in REPLACED:
-            there = parent.store.get(asked.key, most_bytes=asked.most_bytes, is_denied_absent=True)
-            if there is not None and object_digest(there) != object_digest(data):
-                return False
-        try:
-            # Also over the same bytes: the time at which it was put counts.
-            parent.store.put(asked.key, data)
-        except ConflictError:
+def _put_at(parent: Parent, *, asked: Named, data: bytes, is_create: bool) -> bool:
+    """Put a document at a parent, in a thread: whether it is there then, and, if it is created, whether this did it."""
+    if is_create and len(data) <= MOST_CREATED_BYTES:
+        return parent.store.create(asked.key, data)
+    if is_create and parent.store.stat(asked.key, is_denied_absent=True) is not None:
+        return False
+    if parent.replaces and asked.kind not in REPLACED:
+        there = parent.store.get(asked.key, most_bytes=asked.most_bytes, is_denied_absent=True)
+        if there is not None and object_digest(there) != object_digest(data):
             return False
-        return True
-
-    return ask
+    try:
+        # Also over the same bytes: the time at which it was put counts.
+        parent.store.put(asked.key, data)
+    except ConflictError:
+        return False
+    return True
 
 
 async def _gathered(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

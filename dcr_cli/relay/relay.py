@@ -18,8 +18,9 @@ from dcr_cli.delta.line import COMMIT_LIMIT
 from dcr_cli.errors import DamagedError, DcrError, LocalError, TransportError, WrongBaseError
 from dcr_cli.relay.answering import Answering
 from dcr_cli.relay.children import Children
-from dcr_cli.relay.kinds import named
-from dcr_cli.relay.library import Library, label_of
+from dcr_cli.relay.documents import Documents
+from dcr_cli.relay.kinds import label_of, require_named
+from dcr_cli.relay.library import Library
 from dcr_cli.relay.news import News
 from dcr_cli.relay.parents import Parent, Parents
 from dcr_cli.relay.rights import Rights
@@ -37,10 +38,11 @@ from dcr_cli.store.opening import open_store, options_for
 from dcr_cli.store.retry import Patience
 from dcr_cli.store.store import Store
 
-# Threads in which parents are asked, and bodies come; those that wait for a parent's news are others.
-_THREADS, _WAITS = 48, 4
+# Threads in which bodies come, in which all else is asked and looked at, and which wait for news of parents: those that
+# may take long keep no others up.
+_BODIES, _LOOKS, _WAITS = 24, 24, 8
 # For so long a parent is tried again that does not answer: less where there is another one.
-_PATIENT_SECONDS, _IMPATIENT_SECONDS = 20.0, 3.0
+_PATIENT_SECONDS, _IMPATIENT_SECONDS = 20.0, 0.0
 # So often a relay says at a parent how it is.
 _TELL_SECONDS = 10.0
 
@@ -95,6 +97,7 @@ def relay(
                     patience=patience,
                     limit_bytes_per_second=limit_bytes_per_second,
                     caller=Caller("relay", setting.name),
+                    has_others=len(parents) > 1,
                 )
             )
             for parent in parents
@@ -127,11 +130,11 @@ def serve(
         spool = stack.enter_context(Spool(setting.spool, setting.spool_limit))
         _check_history(parents, spool)
         stack.callback(stopping.ask, 0)
-        pools = tuple(ThreadPoolExecutor(count, "dcr-relay") for count in (_THREADS, _WAITS))
+        pools = tuple(ThreadPoolExecutor(count, "dcr-relay") for count in (_BODIES, _LOOKS, _WAITS))
         for pool in pools:
             stack.callback(pool.shutdown, wait=True, cancel_futures=True)
-        library = Library(parents, spool, News(), pools[0])
-        number = asyncio.run(_run(setting, library, pools[1], (started, log, ending)))
+        library = Library(Documents(parents, spool, News(), pools[1]), pools[0])
+        number = asyncio.run(_run(setting, library, pools[2], (started, log, ending)))
         if number:
             # First of all, whatever the threads do is ended.
             stack.callback(stopping.ask, number)
@@ -150,7 +153,7 @@ async def _run(
     answering = Answering(library, children, account, setting.rights, log)
     async with AsyncExitStack() as stack:
         ended = stack.enter_context(ending())
-        for work in (Watch(library, waits).run(), _tell(library, account)):
+        for work in (Watch(library, waits, log).run(), _tell(library, account)):
             stack.push_async_callback(_cancelled, asyncio.create_task(work))
         # The first thing that ends.
         shown = await stack.enter_async_context(listening(setting.address, answering, setting.drain_seconds))
@@ -167,7 +170,7 @@ async def _tell(library: Library, account: Account) -> None:
         for parent in library.parents.all:
             if parent.is_relay:
                 with suppress(DcrError):
-                    await library.run(partial(parent.store.put, f"status/{account.name}", data))
+                    await library.fetch(partial(parent.store.put, f"status/{account.name}", data))
 
 
 async def _cancelled(task: asyncio.Task[None]) -> None:
@@ -178,12 +181,10 @@ async def _cancelled(task: asyncio.Task[None]) -> None:
 
 def _check_history(parents: Parents, spool: Spool) -> None:
     """Take the history of what is kept; WrongBaseError if the parents hold another one."""
-    asked = named(HISTORY_KEY)
-    assert asked is not None
-    kept = spool.read(label_of(asked))
+    kept = spool.read(label_of(require_named(HISTORY_KEY)))
     if kept is None:
         return
-    parents.adopt(decode_history(kept, HISTORY_KEY).id)
+    spool.history = parents.adopt(decode_history(kept, HISTORY_KEY).id)
     for parent in parents.all:
         with suppress(TransportError, LocalError, DamagedError):
             data = parent.store.get(HISTORY_KEY, most_bytes=COMMIT_LIMIT)

@@ -21,10 +21,12 @@ class Right(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Rights:
-    """The tokens of a relay; None where none is needed."""
+    """The tokens of a relay; None where none is needed to read, and nobody may write, unless it `is_open`, to all who
+    can reach it."""
 
     read_token: str | None = None
     write_token: str | None = None
+    is_open: bool = False
 
     def of(self, authorization: str | None) -> Right:
         """What the header of a request lets it do."""
@@ -34,9 +36,8 @@ class Rights:
         is_read = _is_same(shown, self.read_token)
         if is_write:
             return Right.WRITE
-        # Without a token to write, who may read what has no token may write it, too.
         if is_read or self.read_token is None:
-            return Right.READ if self.write_token is not None or self.read_token is not None else Right.WRITE
+            return Right.WRITE if self.is_open else Right.READ
         return Right.NOTHING
 
 
@@ -47,7 +48,7 @@ def needed_to_put(asked: Named) -> Right:
 
 def _is_same(shown: str, token: str | None) -> bool:
     # Of a token that is not there, something of its kind is compared.
-    return hmac.compare_digest(shown.encode(), (token or "-").encode()) and token is not None
+    return hmac.compare_digest(shown.encode(errors="surrogateescape"), (token or "-").encode()) and token is not None
 
 
 def _token_in(authorization: str) -> str:

@@ -45,6 +45,14 @@ class Sending:
         finally:
             spool.close(kept, file)
 
+    async def send_bytes(self, data: bytes) -> None:
+        """Send a document."""
+        for at in range(0, len(data), _READ_BYTES):
+            part = data[at : at + _READ_BYTES]
+            async with _hurried():
+                await self.response.write(part)
+            self.count(len(part))
+
     async def send_coming(self, arrival: Arrival, begin: int, end: int) -> None:
         """Send bytes of what comes. CutError if it turns out not to be right."""
         at = begin
@@ -54,6 +62,8 @@ class Sending:
                 raise CutError
             while at < up_to:
                 data = arrival.read(at, min(_READ_BYTES, up_to - at))
+                if not data:
+                    raise CutError
                 async with _hurried():
                     await self.response.write(data)
                 at += len(data)

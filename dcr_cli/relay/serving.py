@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import resource
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -23,6 +24,8 @@ from dcr_cli.relay.answering import Answering
 IDLE_SECONDS = 75.0
 _MOST_LINE_BYTES, _MOST_FIELD_BYTES, _MOST_FIELDS = 8190, 8190, 64
 _BACKLOG = 1024
+# What is open besides connections of children: files that are sent, and connections to parents.
+_OTHER_FILES = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,7 @@ class _Server(web.Server):
     """aiohttp's, with a limit on connections."""
 
     def __init__(self, answering: Answering, most_connections: int) -> None:
+        self._most_connections = most_connections
         super().__init__(
             answering.answer,
             keepalive_timeout=IDLE_SECONDS,
@@ -50,12 +54,21 @@ class _Server(web.Server):
             access_log=None,
             logger=_silent(),
         )
-        self._most_connections = most_connections
 
     def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
         super().connection_made(handler, transport)
         if len(self.connections) > self._most_connections:
             transport.abort()
+
+
+def _connections_for(wanted: int) -> int:
+    """How many connections, up to so many, this process may have open beside the files that it needs."""
+    now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = wanted + _OTHER_FILES
+    if now != resource.RLIM_INFINITY and now < needed:
+        now = needed if most == resource.RLIM_INFINITY else min(needed, most)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (now, most))
+    return wanted if now == resource.RLIM_INFINITY else max(1, min(wanted, now - _OTHER_FILES))
 
 
 def _silent() -> logging.Logger:
@@ -70,7 +83,7 @@ def _silent() -> logging.Logger:
 async def listening(address: Address, answering: Answering, drain_seconds: float) -> AsyncIterator[str]:
     """Serve while inside: lends the address under which that is. At the end what has begun is sent, for so long."""
     context = _context(address)
-    server = _Server(answering, address.most_connections)
+    server = _Server(answering, _connections_for(address.most_connections))
     loop = asyncio.get_running_loop()
     try:
         sockets = await loop.create_server(server, address.host, address.port, ssl=context, backlog=_BACKLOG)
@@ -86,7 +99,8 @@ async def listening(address: Address, answering: Answering, drain_seconds: float
         answering.account.is_ending = True
         answering.library.news.end_waits()
         server.pre_shutdown()
-        await server.shutdown(drain_seconds)
+        # It waits so long for what is sent, and as long again for what it has told to end.
+        await server.shutdown(drain_seconds / 2)
         await sockets.wait_closed()
 
 

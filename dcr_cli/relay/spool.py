@@ -7,8 +7,10 @@ What an object has to be is not known here.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import stat
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
@@ -18,13 +20,16 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 from dcr_cli.checkpoint.digest import ObjectHasher, object_digest
-from dcr_cli.durable import PRIVATE_FOLDER_MODE, File, Folder, open_folder
+from dcr_cli.durable import PRIVATE_FOLDER_MODE, File, Folder, NoRoomError, open_folder
 from dcr_cli.errors import DcrError, LocalError
 from dcr_cli.locking import lock
+from dcr_cli.remote.keys import HISTORY_KEY
 
 _KEPT, _NEW, _LOCK = "kept", "new", "lock"
 _NAME = re.compile(r"([0-9]{10})-([0-9a-f]{32})-([0-9a-f]{64})")
 _PART_BYTES = 1 << 20
+# Documents are of this size: letting go of them makes no room.
+_SMALL_BYTES = 64 << 10
 # All that the disk has no room for has at most so many bytes.
 MOST_LENT_BYTES = 512 << 20
 
@@ -36,10 +41,10 @@ class Label(NamedTuple):
     part: int
     version: int
 
-    @property
-    def name(self) -> str:
-        """What a file of it is called, but for its blake3."""
-        return f"{self.version:010d}-{object_digest(f'{self.part} {self.key}'.encode())[:16].hex()}"
+    def name_in(self, history: str | None) -> str:
+        """What a file of it is called, but for its blake3, where objects are of a history; dcr.json is of none."""
+        text = f"{history if self.key != HISTORY_KEY else None} {self.part} {self.key}"
+        return f"{self.version:010d}-{object_digest(text.encode())[:16].hex()}"
 
 
 @dataclass(slots=True)
@@ -90,8 +95,12 @@ class Spool:
 
     path: Path
     limit: int
+    # Objects of other histories are not found.
+    history: str | None = None
     # Versions from this one on are needed by somebody: they go last.
     needed_from: int = 0
+    # Why the disk does not keep what it should, if it does not.
+    fault: str | None = None
     _stack: ExitStack = field(default_factory=ExitStack)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _kept: dict[str, Kept] = field(default_factory=dict)
@@ -125,7 +134,7 @@ class Spool:
     def find(self, label: Label) -> Kept | None:
         """What is kept of an object; it may not have been checked yet."""
         with self._lock:
-            kept = self._kept.get(label.name)
+            kept = self._kept.get(label.name_in(self.history))
             if kept is not None:
                 self._clock += 1
                 kept.used = self._clock
@@ -148,8 +157,9 @@ class Spool:
         try:
             with self._open(kept) as file:
                 kept.is_checked = _blake3(file, kept.size) == kept.blake3
-        except DcrError:
-            kept.is_checked = False
+        except DcrError as error:
+            if _is_for_lack_of_files(error):
+                return False
         if not kept.is_checked:
             self.forget(kept)
         return kept.is_checked
@@ -157,8 +167,8 @@ class Spool:
     def forget(self, kept: Kept) -> None:
         """Let go of what is kept."""
         with self._lock:
-            if self._kept.get(kept.name) is kept:
-                self._drop(kept)
+            dropped = [self._take_out(kept)] if self._kept.get(kept.name) is kept else []
+        self._remove(dropped)
 
     def open(self, kept: Kept) -> File | None:
         """Open what is kept, to be read and closed by `close`; None if it has gone."""
@@ -168,10 +178,11 @@ class Spool:
             kept.readers += 1
         try:
             return self._open(kept)
-        except DcrError:
+        except DcrError as error:
             with self._lock:
                 kept.readers -= 1
-            self.forget(kept)
+            if not _is_for_lack_of_files(error):
+                self.forget(kept)
             return None
 
     def close(self, kept: Kept, file: File) -> None:
@@ -212,32 +223,37 @@ class Spool:
         draft.file.close()
 
     def begin(self, room: int) -> Draft:
-        """Set `room` bytes aside for a new file, letting go of what is needed least. FullError if there is no room."""
+        """Set `room` bytes aside for a new file, none for one that is not kept, and let go of what is needed least.
+        FullError if there is no room."""
         with self._lock:
-            self._make_room(room)
+            dropped = self._make_room(room)
             self._drafts += 1
             name = f"{_NEW}/{self._drafts:d}"
             self._bytes += room
+        self._remove(dropped)
         try:
             return Draft(self._folder.create_file(name, 0o600), name, room)
-        except BaseException:
+        except BaseException as error:
             with self._lock:
                 self._bytes -= room
+            self._note(error)
             raise
 
     def keep(self, draft: Draft, label: Label, size: int, blake3: bytes) -> Kept:
         """Keep what was written, in place of what was kept of the object before."""
-        kept = Kept(label.name, label.version, size, blake3, is_checked=True)
+        kept = Kept(label.name_in(self.history), label.version, size, blake3, is_checked=True)
         with self._lock:
-            before = self._kept.get(label.name)
-            if before is not None:
-                self._drop(before)
+            before = self._kept.get(kept.name)
+            # Of the same bytes it has the same name.
+            dropped = [self._take_out(before)] if before is not None else []
+            dropped = [each for each in dropped if each.blake3 != blake3]
             self._folder.rename(draft.name, self._folder, f"{_KEPT}/{kept.file_name}")
             self._bytes += size - draft.room
             draft.room = 0
             self._clock += 1
             kept.used = self._clock
             self._kept[kept.name] = kept
+        self._remove(dropped)
         return kept
 
     def drop(self, draft: Draft) -> None:
@@ -251,7 +267,10 @@ class Spool:
     def relieve(self) -> bool:
         """Let go of something, because the disk is full before the limit is reached: whether there was anything."""
         with self._lock:
-            return self._evict()
+            free = [kept for kept in self._kept.values() if not kept.readers]
+            dropped = [self._take_out(min(free, key=self._worth))] if free else []
+        self._remove(dropped)
+        return bool(dropped)
 
     def lend_memory(self, size: int) -> None:
         """Set so much memory aside for what the disk has no room for, or, below 0, take it back. FullError if that
@@ -272,40 +291,51 @@ class Spool:
             for name in folder.names():
                 status, match = folder.status(name), _NAME.fullmatch(name)
                 key = name.rpartition("-")[0]
-                if match is None or status is None or key in self._kept:
+                is_file = status is not None and stat.S_ISREG(status.st_mode)
+                if match is None or status is None or not is_file or key in self._kept:
                     folder.remove_tree(name, missing_ok=True)
                     continue
                 kept = Kept(key, int(match[1]), status.st_size, bytes.fromhex(match[3]), is_checked=False)
                 self._kept[key] = kept
                 self._bytes += kept.size
-        with self._lock, suppress(FullError):
-            self._make_room(0)
+        with suppress(FullError):
+            self._remove(self._make_room(0))
 
-    def _make_room(self, room: int) -> None:
-        if room > self.limit:
-            raise FullError
-        while self._bytes + room > self.limit:
-            if not self._evict():
-                raise FullError
+    def _make_room(self, room: int) -> list[Kept]:
+        """Let go of what is needed least, until there is room: what has to be removed then. FullError, and nothing has,
+        if there is none."""
+        short = self._bytes + room - self.limit
+        if short <= 0:
+            return []
+        dropped: list[Kept] = []
+        for kept in sorted((kept for kept in self._kept.values() if not kept.readers), key=self._worth):
+            dropped.append(kept)
+            short -= kept.size
+            if short <= 0:
+                return [self._take_out(each) for each in dropped]
+        raise FullError
 
-    def _evict(self) -> bool:
-        """Let go of what is needed least: of versions that all are past, the oldest; then what was used longest ago."""
-        free = [kept for kept in self._kept.values() if not kept.readers]
-        if not free:
-            return False
-        self._drop(min(free, key=self._worth))
-        return True
-
-    def _worth(self, kept: Kept) -> tuple[bool, int, int]:
+    def _worth(self, kept: Kept) -> tuple[bool, bool, int, int]:
+        """What goes first: what is large enough to make room, of versions that all are past, the oldest; then what was
+        used longest ago."""
         is_needed = kept.version >= self.needed_from or not kept.version
-        return is_needed, 0 if is_needed else kept.version, kept.used
+        return kept.size <= _SMALL_BYTES, is_needed, 0 if is_needed else kept.version, kept.used
 
-    def _drop(self, kept: Kept) -> None:
+    def _take_out(self, kept: Kept) -> Kept:
         del self._kept[kept.name]
         self._bytes -= kept.size
+        return kept
+
+    def _remove(self, dropped: list[Kept]) -> None:
         # What cannot be removed now is found, and counted, at the next start.
-        with suppress(LocalError):
-            self._folder.remove(f"{_KEPT}/{kept.file_name}", missing_ok=True)
+        for kept in dropped:
+            with suppress(LocalError):
+                self._folder.remove(f"{_KEPT}/{kept.file_name}", missing_ok=True)
+
+    def _note(self, error: BaseException) -> None:
+        """Remember what is wrong with the disk, other than that it is full."""
+        if isinstance(error, LocalError) and not isinstance(error, NoRoomError):
+            self.fault = error.facts
 
     def _open(self, kept: Kept) -> File:
         file = self._folder.open_to_read(f"{_KEPT}/{kept.file_name}")
@@ -315,6 +345,11 @@ class Spool:
             file.close()
             raise LocalError(kept.name, "has another size than it had")
         return file
+
+
+def _is_for_lack_of_files(error: DcrError) -> bool:
+    """Whether this process has too many files open, which says nothing of the one that it opens."""
+    return getattr(error.__cause__, "errno", None) in (errno.EMFILE, errno.ENFILE)
 
 
 def _made(path: Path) -> Folder:

@@ -31,6 +31,8 @@ class Account:
         """Why it is not well; None if it is."""
         if self.is_ending:
             return "ending"
+        if self.library.spool.fault is not None:
+            return "the spool's disk fails"
         return None if self.library.parents.is_answering else "no parent answers"
 
     def status(self) -> dict[str, Any]:
@@ -133,6 +135,11 @@ class Access:
         if self.trace is not None:
             members["trace"] = self.trace
         return json.dumps(members) + "\n"
+
+
+def bug_line(trace: str) -> str:
+    """A line of JSON that says where a bug showed itself that no request had."""
+    return json.dumps({"time": _now(), "trace": trace}) + "\n"
 
 
 def _metric(name: str, kind: str, about: str, samples: Iterable[tuple[str, int]]) -> Iterable[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import traceback
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor
@@ -17,9 +18,10 @@ from functools import partial
 
 from dcr_cli.errors import DcrError
 from dcr_cli.relay.arrival import Arrival, State
-from dcr_cli.relay.kinds import Named, named
-from dcr_cli.relay.library import Library, label_of
+from dcr_cli.relay.kinds import label_of, require_named
+from dcr_cli.relay.library import Library
 from dcr_cli.relay.parents import ForbiddenError, UnavailableError, WrongError
+from dcr_cli.relay.telling import bug_line
 from dcr_cli.remote.hint import PREPARED
 from dcr_cli.remote.keys import (
     HINT_KEY,
@@ -40,6 +42,8 @@ _SHORTEST_SECONDS, _LONGEST_SECONDS = 0.5, 10.0
 _MAKING_SECONDS = 1.0
 # A parent that says it has waited, and has not, is not asked again at once.
 _LEAST_SECONDS, _MOST_HASTY = 0.2, 3
+# So often it is looked whether a parent that failed answers again.
+_PROBE_SECONDS = 10.0
 # So many bodies are fetched ahead at a time.
 _AT_ONCE = 4
 
@@ -67,44 +71,48 @@ class _Waiting:
 
 @dataclass(slots=True)
 class Watch:
-    """The watch of one relay, for as long as `run` runs. `waits` is a pool of its own, for waiting takes long; `dice`
-    (a number from 0 to 1) is there for tests."""
+    """The watch of one relay, for as long as `run` runs. `waits` is a pool of its own, for waiting takes long; `log` is
+    told of bugs, after which it goes on; `dice` (a number from 0 to 1) is there for tests."""
 
     library: Library
     waits: Executor
+    log: Callable[[str], None]
     dice: Callable[[], float] = random.random
     _quiet: int = 0
     _ahead: dict[Place, asyncio.Task[None]] = field(default_factory=dict)
 
     async def run(self) -> None:
         """Watch, until this is cancelled."""
-        await self.library.run(self._recall)
-        checking = asyncio.create_task(self._check_kept())
+        besides = [asyncio.create_task(work) for work in (self._check_kept(), self._look_for_parents())]
         waiting = _Waiting(self.library, self.waits)
-        news = self.library.news
         try:
             while True:
-                before = news.count
                 try:
-                    await self.look()
+                    is_waited = await self._round(waiting)
                 except PASSING:
-                    await self._pause()
-                    continue
-                if news.count > before:
-                    self._quiet = 0
-                self._fetch_ahead()
-                if not await waiting.wait(commit_key(news.head + 1)):
+                    is_waited = False
+                except Exception:
+                    self.log(bug_line(traceback.format_exc()))
+                    is_waited = False
+                if not is_waited:
                     await self._pause()
         finally:
-            for task in (checking, *self._ahead.values()):
+            for task in (*besides, *self._ahead.values()):
                 task.cancel()
 
-    async def look(self) -> None:
-        """Learn what is new now: raises what Library does."""
-        for key in (HISTORY_KEY, HINT_KEY):
-            if await self.library.document(_named(key)) is None and key == HISTORY_KEY:
-                return
-        await self._find_newest()
+    async def _round(self, waiting: _Waiting) -> bool:
+        """Learn what is new, and have a parent wait for more: whether it did."""
+        news = self.library.news
+        before = news.count
+        if await self.library.documents.get(require_named(HISTORY_KEY)) is not None:
+            if not news.head:
+                await self.library.look(self._recall)
+            await self.library.documents.get(require_named(HINT_KEY))
+            await self._find_newest()
+        if news.count > before:
+            self._quiet = 0
+        self._fetch_ahead()
+        return await waiting.wait(commit_key(news.head + 1))
 
     async def _find_newest(self) -> None:
         """Find the newest version, from the one that is known, as FORMAT 13.4 says."""
@@ -119,7 +127,10 @@ class Watch:
 
     async def _has(self, version: int) -> bool:
         """Whether a version is there; if it is, it is news."""
-        return version <= MOST_VERSION and await self.library.document(_named(commit_key(version))) is not None
+        if version > MOST_VERSION or await self.library.documents.get(require_named(commit_key(version))) is None:
+            return False
+        self.library.news.reached(version)
+        return True
 
     def _fetch_ahead(self) -> None:
         """See that what is being made is fetched, and what is not any more is not."""
@@ -154,6 +165,8 @@ class Watch:
                 if not await waiting.wait(payload_key(place, number)):
                     await news.after(before, _MAKING_SECONDS)
             await self._fetch_documents(place, coming)
+        except Exception:
+            self.log(bug_line(traceback.format_exc()))
         finally:
             for arrival in coming:
                 arrival.close()
@@ -165,7 +178,7 @@ class Watch:
 
     async def _fetch(self, key: str, coming: deque[Arrival]) -> bool:
         """Have an object come, if it is there: whether it is. Some come at the same time."""
-        found = await self.library.body(_named(key))
+        found = await self.library.body(require_named(key))
         if isinstance(found, Arrival):
             coming.append(found)
         while len(coming) > _AT_ONCE or (coming and coming[0].state is not State.COMING):
@@ -188,18 +201,21 @@ class Watch:
         """Go on from the newest version whose commit an earlier run has kept."""
         spool = self.library.spool
         for version in spool.versions():
-            if spool.read(label_of(_named(commit_key(version)))) is not None:
+            if spool.read(label_of(require_named(commit_key(version)))) is not None:
                 self.library.news.head = version
                 return
 
     async def _check_kept(self) -> None:
         """Hash what an earlier run has kept, one after the other, before children ask for it."""
         spool = self.library.spool
-        for kept in await self.library.run(spool.unchecked):
-            await self.library.run(partial(spool.check, kept))
+        for kept in await self.library.look(spool.unchecked):
+            await self.library.look(partial(spool.check, kept))
 
-
-def _named(key: str) -> Named:
-    found = named(key)
-    assert found is not None
-    return found
+    async def _look_for_parents(self) -> None:
+        """See, now and then, whether parents that failed answer again: nobody else has to wait for that."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(_PROBE_SECONDS)
+            failed = [parent for parent in self.library.parents.all if parent.failed_at is not None]
+            for parent in failed:
+                await loop.run_in_executor(self.waits, self.library.parents.look_again, parent)

@@ -24,6 +24,8 @@ from dcr_cli.store.sockets import Body, SilentError, send_body, wait_for
 # What was idle for longer, something between may have forgotten, which shows only when nothing comes in time.
 _IDLE_SECONDS = 30.0
 _MOST_IDLE = 16
+# What goes on more slowly than that, behind a server that has taken all of it, counts as failed.
+_LEAST_BYTES_PER_SECOND = 64 << 10
 # A server that takes no more of a body has said why by then, if it says anything.
 _LATE_SECONDS = 1.0
 
@@ -180,7 +182,8 @@ def _sent(connection: http.client.HTTPConnection, body: Body, seconds: float) ->
         # It may have been refused, and the rest of it not been taken any more.
         is_sent, broken = False, error
     if is_sent:
-        wait_for(connection.sock, select.POLLIN, seconds)
+        # What has to go on from there, to a store behind, may take as long again.
+        wait_for(connection.sock, select.POLLIN, seconds + body.size / _LEAST_BYTES_PER_SECOND)
         return connection.getresponse()
     connection.sock.settimeout(_LATE_SECONDS)
     try:

@@ -36,11 +36,13 @@ def open_store(
     limit_bytes_per_second: float | None = None,
     caller: Caller | None = None,
     fallbacks: Sequence[str | os.PathLike[str]] = (),
+    has_others: bool = False,
 ) -> Store:
     """Open the remote at a path or URL; whether anything is there is not looked at.
 
     `fallbacks` lead to the same remote, and are asked in their order where that one does not answer; those of the same
-    protocol have the same storage options, others none.
+    protocol have the same storage options, others none. With `has_others` the caller has such ones itself, and no use
+    for waiting long for one that does not answer.
 
     `storage_options` are the backend's, credentials among them; those not given come from where the backend's tools
     look for them. `limit_bytes_per_second` holds for all transfers of the store together, up and down. `caller` is who
@@ -56,7 +58,7 @@ def open_store(
             backends.append(_backend(locate(fallback), its_options, caller, _CONNECT_SECONDS))
         backend: Backend = FallbackBackend(backends, clock=(patience or Patience()).clock)
     else:
-        backend = _backend(location, options, caller, _LONG_CONNECT_SECONDS)
+        backend = _backend(location, options, caller, _CONNECT_SECONDS if has_others else _LONG_CONNECT_SECONDS)
     patience = patience or Patience()
     meter = Meter(limit_bytes_per_second, clock=patience.clock, sleep=patience.sleep)
     return Store(
