@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import re
-import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
@@ -134,6 +132,9 @@ def _listen_of(text: str) -> tuple[str, int]:
 
 
 def _is_loopback(host: str) -> bool:
+    # Only this command needs it.
+    import ipaddress
+
     if host == "localhost":
         return True
     try:
@@ -143,7 +144,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _default_name(port: int) -> str:
-    plain = re.sub(r"[^A-Za-z0-9_.-]", "-", socket.gethostname()).lstrip(".-") or "relay"
+    plain = re.sub(r"[^A-Za-z0-9_.-]", "-", os.uname().nodename).lstrip(".-") or "relay"
     return f"{plain[:100]}-{port}"
 
 
