@@ -833,6 +833,19 @@ class TestPutting:
             assert relay.get(key) == right
         assert (remote / key).read_bytes() == right
 
+    def test_nobody_waits_for_what_is_put_in_the_place_of_another(
+        self, tmp_path: Path, published: tuple[Path, list[Path]]
+    ) -> None:
+        remote, _ = published
+        key = last_payload(remote)
+        right = (remote / key).read_bytes()
+        with relaying([store_of(remote)], tmp_path / "spool") as relay:
+            until(lambda: relay.status()["head"] == 3)
+            with socket.create_connection((urlsplit(relay.url).hostname, urlsplit(relay.url).port)) as publisher:
+                publisher.sendall(f"PUT /{key} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(right)}\r\n\r\n".encode())
+                publisher.sendall(right[:-1])
+                assert relay.get(key) == right
+
     def test_of_two_that_are_put_at_once_one_is(self, tmp_path: Path, published: tuple[Path, list[Path]]) -> None:
         remote, _ = published
         key = keys_of(remote, "versions/*/manifest.zst")[-1].replace("0000000003", "0000000004")
