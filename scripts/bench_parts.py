@@ -23,6 +23,7 @@ RATES = (0.01, 0.03)
 REAL_RATES = ("1e-6", "5e-6")
 REAL_STEPS = 2
 TINY_RATES = (0.03, 1.0)
+LIVE_RATES = (0.0001, 0.001, 0.01, 0.05)
 MIB, GIB = 1 << 20, 1 << 30
 
 
@@ -41,6 +42,7 @@ class Parts:
             "codec": self._codec,
             "commands": self._commands,
             "layouts": self._layouts,
+            "live": self._live,
             "memory": self._memory,
             "tiny": self._tiny,
             "startup": self._startup,
@@ -86,6 +88,13 @@ class Parts:
         say("layouts")
         layouts(self.report, self.place, pair, rounds=self.given.rounds, jobs=self.given.jobs)
         shutil.rmtree(pair.base.parent)
+
+    def _live(self) -> None:
+        from bench_live import live
+
+        tensors = decoder(self.given.mib * MIB // 2)
+        pairs = (self._make(f"live-{rate}", tensors, rate, 3) for rate in LIVE_RATES)
+        live(self.report, self.place, tensors, pairs, self.given.rounds)
 
     def _memory(self) -> None:
         memory(self.report, self.place, self._memory_pairs(), (2,) if self.given.quick else (1, 2, 4))

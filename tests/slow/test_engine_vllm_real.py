@@ -13,7 +13,7 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,8 @@ pytestmark = [
 
 
 @contextmanager
-def serving(model: Path, log: Path) -> Iterator[str]:
+def serving(model: Path, log: Path, options: Sequence[str] = (), paths: Sequence[Path] = ()) -> Iterator[str]:
+    """A server of a model, with more options, and folders where it finds plugins: its address."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
@@ -57,12 +58,12 @@ def serving(model: Path, log: Path) -> Iterator[str]:
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "2",
     }
-    environment.pop("PYTHONPATH", None)
-    options = ["--skip-tokenizer-init", "--dtype", "bfloat16", "--enforce-eager", "--max-model-len", "64"]
+    environment["PYTHONPATH"] = os.pathsep.join(map(str, paths))
+    plain = ["--skip-tokenizer-init", "--dtype", "bfloat16", "--enforce-eager", "--max-model-len", "64"]
     command = [str(PYTHON), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--port", str(port)]
     with log.open("w") as output:
         server = subprocess.Popen(
-            [*command, *options, "--host", "127.0.0.1", "--served-model-name", "tiny"],
+            [*command, *plain, *options, "--host", "127.0.0.1", "--served-model-name", "tiny"],
             stdout=output,
             stderr=output,
             env=environment,
@@ -72,7 +73,7 @@ def serving(model: Path, log: Path) -> Iterator[str]:
     try:
         end = time.monotonic() + START_SECONDS
         while not is_up(url):
-            assert server.poll() is None and time.monotonic() < end, log.read_text()[-4000:]
+            assert server.poll() is None and time.monotonic() < end, log.read_text()[-8000:]
             time.sleep(0.5)
         yield url
     finally:

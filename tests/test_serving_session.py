@@ -1,0 +1,254 @@
+"""A served module as a receiver: what it is told, one call after the other, by whichever engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from threading import Barrier, Thread
+from typing import Any
+
+import pytest
+import torch
+
+from dcr_cli import commit, push
+from dcr_cli.errors import ConflictError, HookError, NotFoundError, UnsupportedError, UsageError, WrongBaseError
+from dcr_cli.live import Member, Receiver
+from dcr_cli.serving.outside import check_nothing_outside
+from dcr_cli.serving.session import Rank, Session, Settings
+from live_modules import FORMS, Engine, addresses, held, loaded, new_bits, train, write
+
+OPTIONS: dict[str, Any] = {"encodings": ["gap", "whole"], "jobs": 1}
+
+
+class Remote:
+    """A remote in a folder, whose versions are steps of training."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.url = root, str(root / "remote")
+        self.bits = new_bits(FORMS)
+        self.versions: list[Path] = []
+        self.publish()
+
+    def publish(self, **options: Any) -> Path:
+        if self.versions:
+            self.bits = train(self.bits, FORMS, len(self.versions))
+        path = write(self.root / f"v{len(self.versions) + 1}", FORMS, self.bits)
+        push(path, self.url, baseline=self.root / "baseline", **OPTIONS, **options)
+        self.versions.append(path)
+        return path
+
+    def settings(self, **options: Any) -> Settings:
+        given = {"remote": self.url, "version": 1, "checkpoint": str(self.versions[0]), "jobs": 1, **options}
+        return Settings(**given)
+
+    def said(self) -> list[str]:
+        return sorted("/".join(path.parts[-2:]) for path in (self.root / "remote").glob("acks/*/*"))
+
+
+@pytest.fixture
+def remote(tmp_path: Path) -> Remote:
+    return Remote(tmp_path)
+
+
+def alone(number: int = 0, agree: Callable[[bool], bool] = bool) -> Rank:
+    return Rank(number, f"model, rank {number}", agree)
+
+
+def begin(remote: Remote, **options: Any) -> tuple[Any, Session]:
+    module = loaded(Engine, remote.versions[0])
+    return module, Session(module, module.load_weights, remote.settings(**options), alone())
+
+
+def test_versions_that_are_committed_are_written_one_after_the_other(remote: Remote) -> None:
+    module, session = begin(remote)
+    before = addresses(module)
+    second, third, fourth = remote.publish(), remote.publish(), remote.publish()
+    session.update(2)
+    assert session.finish() == 2
+    assert held(module) == held(loaded(Engine, second)) != held(loaded(Engine, third))
+    session.update(4)
+    assert session.version == 2
+    assert session.finish() == session.version == 4
+    assert held(module) == held(loaded(Engine, fourth))
+    # Told again, it does nothing again.
+    assert session.finish() == 4
+    session.update(4)
+    assert session.finish() == 4
+    assert addresses(module) == before
+    with pytest.raises(UsageError, match="is at version 4, and 3 lies before it"):
+        session.update(3)
+    session.close()
+
+
+def test_what_is_prepared_is_staged_and_said_and_written_when_it_is_committed(remote: Remote) -> None:
+    module, session = begin(remote, name="server")
+    old = held(module)
+    target = remote.publish(prepare=True)
+    session.update(2)
+    with pytest.raises(ConflictError, match="version 2 is prepared, not committed"):
+        session.finish()
+    assert held(module) == old and not session.is_partial
+    assert len(remote.said()) == 2
+    assert commit(remote.url, quorum=1).version == 2
+    assert session.finish() == 2
+    assert held(module) == held(loaded(Engine, target))
+    assert len(remote.said()) == 3 and all("server.rank-0" in each for each in remote.said())
+    session.close()
+
+
+def test_what_is_not_there_is_not_written(remote: Remote) -> None:
+    module, session = begin(remote)
+    old = held(module)
+    session.update(2)
+    with pytest.raises(ConflictError, match="version 2 is not staged"):
+        session.finish()
+    remote.publish()
+    session.update(3)
+    with pytest.raises(ConflictError, match="version 3 is not there"):
+        session.finish()
+    # It has come as far as there are versions, and says so.
+    assert session.version == 2 and held(module) == held(loaded(Engine, remote.versions[1])) != old
+    session.close()
+
+
+def test_what_staging_raised_is_raised_when_it_is_finished(remote: Remote) -> None:
+    module, session = begin(remote)
+    old = held(module)
+    remote.publish()
+    (payload,) = Path(remote.url).glob("versions/0000000002-*/payloads/*")
+    kept = payload.read_bytes()
+    payload.unlink()
+    session.update(2)
+    with pytest.raises(NotFoundError):
+        session.finish()
+    assert held(module) == old
+    payload.write_bytes(kept)
+    session.update(2)
+    assert session.finish() == 2
+    session.close()
+
+
+def test_ranks_write_all_or_none(remote: Remote, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = remote.publish()
+    barrier, flags = Barrier(2, timeout=60), [True, True]
+    makers = [partial(Engine, rank, 2) for rank in range(2)]
+    modules = [loaded(make, remote.versions[0]) for make in makers]
+
+    def agree_as(number: int) -> Callable[[bool], bool]:
+        def agree(is_right: bool) -> bool:
+            flags[number] = is_right
+            barrier.wait()
+            found = all(flags)
+            barrier.wait()
+            return found
+
+        return agree
+
+    sessions = [
+        Session(module, module.load_weights, remote.settings(), alone(number, agree_as(number)))
+        for number, module in enumerate(modules)
+    ]
+
+    def together() -> list[Any]:
+        found: list[Any] = [None, None]
+
+        def finish(number: int) -> None:
+            try:
+                found[number] = sessions[number].finish()
+            except Exception as error:
+                found[number] = error
+
+        threads = [Thread(target=finish, args=(number,)) for number in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return found
+
+    old = [held(module) for module in modules]
+    # One of them was told nothing of the version.
+    sessions[0].update(2)
+    sessions[1]._wanted = 2
+    first, second = together()
+    assert isinstance(first, ConflictError) and "another rank is not ready" in str(first)
+    assert isinstance(second, ConflictError) and "is not staged" in str(second)
+    assert [held(module) for module in modules] == old
+    # One of them stops half-way.
+    for session in sessions:
+        session.update(2)
+    apply = Receiver.apply
+
+    def fail(receiver: Receiver) -> Any:
+        if receiver is sessions[1]._receiver:
+            receiver._is_partial = True
+            raise HookError("module", "has failed")
+        return apply(receiver)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Receiver, "apply", fail)
+        first, second = together()
+    assert isinstance(first, HookError) and "another rank has failed" in str(first)
+    assert isinstance(second, HookError) and sessions[1].is_partial and sessions[1].version == 1
+    assert together() == [2, 2]
+    assert [held(module) for module in modules] == [held(loaded(make, target)) for make in makers]
+    for session in sessions:
+        session.close()
+
+
+def test_what_was_learnt_is_kept_by_its_key(remote: Remote, monkeypatch: pytest.MonkeyPatch) -> None:
+    layouts = remote.root / "layouts"
+    layouts.mkdir()
+    begin(remote, layouts=str(layouts))[1].close()
+    (kept,) = layouts.iterdir()
+    monkeypatch.setattr("dcr_cli.live.receiver.learn", None)
+    remote.publish()
+    module, session = begin(remote, layouts=str(layouts))
+    session.update(2)
+    assert session.finish() == 2 and held(module) == held(loaded(Engine, remote.versions[1]))
+    session.close()
+    monkeypatch.undo()
+    begin(remote, layouts=str(layouts), key="another model")[1].close()
+    assert {kept} < set(layouts.iterdir())
+
+
+def test_a_module_that_is_not_what_its_loader_makes_of_the_checkpoint_is_refused(remote: Remote) -> None:
+    module = loaded(Engine, remote.versions[0])
+    with torch.no_grad():
+        module.o[0, 0] += 1
+    with pytest.raises(WrongBaseError):
+        Session(module, module.load_weights, remote.settings(), alone())
+    with pytest.raises(UsageError, match="checkpoint: is needed"):
+        Session(module, module.load_weights, remote.settings(checkpoint=None), alone())
+    module = loaded(Engine, remote.versions[0])
+    module.o_transposed = module.o.data.t().contiguous()
+    with pytest.raises(UnsupportedError, match="keeps o_transposed outside its parameters"):
+        Session(module, module.load_weights, remote.settings(), alone())
+
+
+def test_caches_views_and_numbers_are_nothing_that_is_made_of_weights() -> None:
+    module: Any = Engine()
+    module.kv_cache = torch.zeros(4)
+    module.view = module.o.data[1:]
+    module.ids_of = torch.arange(5)
+    module.factor = torch.tensor(2.0)
+    check_nothing_outside(module)
+    module.add_module("inner", torch.nn.Identity())
+    module.inner.packed = torch.zeros(4)
+    with pytest.raises(UnsupportedError, match=r"inner\.packed"):
+        check_nothing_outside(module)
+
+
+def test_a_session_that_cannot_begin_lets_go_of_the_remote(remote: Remote, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = []
+    leave = Member.__exit__
+
+    def note(member: Any, *error: Any) -> None:
+        closed.append(member)
+        leave(member, *error)
+
+    monkeypatch.setattr(Member, "__exit__", note)
+    module = loaded(Engine, remote.versions[0])
+    with pytest.raises(UnsupportedError, match="its loader failed"):
+        Session(module, lambda weights: 1 / 0, remote.settings(), alone())
+    assert len(closed) == 1

@@ -1,0 +1,98 @@
+"""SGLang's way in, called as it calls a loader of weights: a function of a model and named tensors."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dcr_cli import push
+from dcr_cli.errors import ConflictError, UsageError
+from dcr_cli.serving.sglang import load, message
+from live_modules import FORMS, Engine, addresses, held, loaded, new_bits, train, write
+
+PATH = "dcr_cli.serving.sglang.load"
+
+
+class Server:
+    """What SGLang does with a request: it finds the function by its dotted path, and calls it for its model."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    def update_weights_from_tensor(self, named_tensors: Any, load_format: str = PATH) -> None:
+        module, _, name = load_format.rpartition(".")
+        getattr(importlib.import_module(module), name)(self.model, named_tensors)
+
+
+@pytest.fixture
+def versions(tmp_path: Path) -> list[Path]:
+    bits, found = new_bits(FORMS), []
+    for number in (1, 2, 3):
+        found.append(write(tmp_path / f"v{number}", FORMS, bits))
+        push(found[-1], tmp_path / "remote", baseline=tmp_path / "baseline", encodings=["gap", "whole"], jobs=1)
+        bits = train(bits, FORMS, number)
+    return found
+
+
+def begin(versions: list[Path], **options: Any) -> list[tuple[str, Any]]:
+    remote = str(versions[0].parent / "remote")
+    return message("init", remote=remote, version=1, checkpoint=str(versions[0]), jobs=1, **options)
+
+
+def test_a_model_takes_versions(versions: list[Path]) -> None:
+    server = Server(loaded(Engine, versions[0]))
+    before = addresses(server.model)
+    server.update_weights_from_tensor(begin(versions, name="sglang"))
+    for number in (2, 3):
+        server.update_weights_from_tensor(message("update", version=number))
+        server.update_weights_from_tensor(message("finish"))
+        assert held(server.model) == held(loaded(Engine, versions[number - 1]))
+    assert addresses(server.model) == before
+    said = [path.name for path in (versions[0].parent / "remote").glob("acks/*/*")]
+    assert len(said) == 5, said
+
+
+def test_each_model_has_a_session_of_its_own(versions: list[Path]) -> None:
+    one, other = loaded(Engine, versions[0]), loaded(Engine, versions[0])
+    for model in (one, other):
+        load(model, begin(versions))
+    load(one, message("update", version=2))
+    load(one, message("finish"))
+    assert held(one) == held(loaded(Engine, versions[1]))
+    assert held(other) == held(loaded(Engine, versions[0]))
+    # Begun anew, it has to be at the version that it is said to be at.
+    load(other, begin(versions))
+    load(other, message("update", version=4))
+    with pytest.raises(ConflictError, match="version 4 is not there"):
+        load(other, message("finish"))
+    assert held(other) == held(loaded(Engine, versions[2]))
+
+
+def test_what_is_no_message_is_refused(versions: list[Path]) -> None:
+    model = loaded(Engine, versions[0])
+    old = held(model)
+    weights = [("embed.weight", torch.zeros(2, 2))]
+    text = [("dcr", torch.frombuffer(bytearray(b"[]"), dtype=torch.uint8))]
+    for wrong in (weights, [], text, message("leave")):
+        with pytest.raises(UsageError, match="message"):
+            load(model, wrong)
+    for call in (message("update", version=2), message("finish")):
+        with pytest.raises(UsageError, match="is no receiver yet"):
+            load(model, call)
+    with pytest.raises(UsageError, match="has wide, unknown"):
+        load(model, begin(versions, wide=1))
+    with pytest.raises(UsageError, match="has a remote and a version"):
+        load(model, message("init", version=1))
+    with pytest.raises(UsageError, match="layouts without a key"):
+        load(model, begin(versions, layouts=str(versions[0].parent)))
+    load(model, begin(versions))
+    for info in ({"version": "2"}, {}, {"version": 2, "more": 1}):
+        with pytest.raises(UsageError, match="has a version, a number"):
+            load(model, message("update", **info))
+    with pytest.raises(UsageError, match="has no members"):
+        load(model, message("finish", version=2))
+    assert held(model) == old
