@@ -116,6 +116,7 @@ def follow(
     engine_seconds: float = DEFAULT_ENGINE_SECONDS,
     engine_token: str | None = None,
     layout: str | os.PathLike[str] | None = None,
+    publish_changes: str | os.PathLike[str] | None = None,
     limit_bytes_per_second: float | None = None,
     jobs: int | None = None,
     progress: Progress | None = None,
@@ -139,6 +140,7 @@ def follow(
         engine_seconds=engine_seconds,
         engine_token=engine_token,
         layout=layout,
+        publish_changes=publish_changes,
     )
     check_path(checkpoint, "checkpoint")
     check_addresses(checkpoint, remote, fallbacks)

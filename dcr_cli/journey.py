@@ -24,6 +24,7 @@ from dcr_cli.fetch.beside import spool_beside
 from dcr_cli.fetch.download import FetchedDocuments, at_once, fetch_versions
 from dcr_cli.fetch.ending import arrival_at, end, is_due, note
 from dcr_cli.fetch.held import leave_record
+from dcr_cli.fetch.leaving import leaving_changes
 from dcr_cli.fetch.losses import telling_spoiled_files
 from dcr_cli.fetch.position import Position
 from dcr_cli.fetch.pull_result import PullResult
@@ -158,6 +159,9 @@ class Journey:
         deltas = [open_delta(spool.path(each.place)) for each in documents[: at_once(documents)]]
         if self.wish.mode == ASIDE:
             deltas = list(split(deltas)[0])
+        if self.wish.changes is not None:
+            # What one changes is decoded against what the one before leaves.
+            del deltas[1:]
         left = documents[len(deltas) :]
         position = self._position(documents[len(deltas) - 1].published)
 
@@ -168,14 +172,15 @@ class Journey:
                     spool.share([each.place for each in left], other)
             note(folder, position)
 
-        applied = apply_chain(
-            deltas,
-            self.path,
-            ApplyWay(self.wish.mode, keep_previous=keep_previous, view=self.wish.view, before_seen=prepare),
-            jobs=effort.jobs,
-            progress=effort.progress,
-            remote=self.source.shown,
-        )
+        with leaving_changes(self.wish, self.path, deltas[0], documents[0].place):
+            applied = apply_chain(
+                deltas,
+                self.path,
+                ApplyWay(self.wish.mode, keep_previous=keep_previous, view=self.wish.view, before_seen=prepare),
+                jobs=effort.jobs,
+                progress=effort.progress,
+                remote=self.source.shown,
+            )
         note(self.path, position)
         is_there_still = applied.already or self.wish.mode != ASIDE
         spool.keep([each.place for each in left] if is_there_still else ())

@@ -46,6 +46,7 @@ def pull(
     engine_seconds: float = DEFAULT_ENGINE_SECONDS,
     engine_token: str | None = None,
     layout: str | os.PathLike[str] | None = None,
+    publish_changes: str | os.PathLike[str] | None = None,
     limit_bytes_per_second: float | None = None,
     jobs: int | None = None,
     dry_run: bool = False,
@@ -62,7 +63,9 @@ def pull(
     reloaded instead of it, one after the other; each may take `engine_seconds` to load, and is shown `engine_token`. A
     `receiver`'s name is what it acknowledges the version by, signed with `receiver_key`; one that has a name also
     stages the version after it, if that is prepared; what prevents that is no error of the pull: the result has it as
-    `staging_error`. `fallbacks` lead to the same remote, and are asked in their order where it does not answer. Raises
+    `staging_error`. In the folder
+    `publish_changes`, what each delta changes is left, decoded, for whoever serves from it. `fallbacks` lead to the
+    same remote, and are asked in their order where it does not answer. Raises
     what `apply` raises,
     TransportError, NotFoundError (no remote, no such version), DamagedError, WrongBaseError (another state or history,
     a log that went backwards, a delta that is gone), HookError.
@@ -82,6 +85,7 @@ def pull(
         engine_seconds=engine_seconds,
         engine_token=engine_token,
         layout=layout,
+        publish_changes=publish_changes,
         dry_run=dry_run,
     )
     check_path(checkpoint, "checkpoint")

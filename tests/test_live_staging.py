@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from dcr_cli import diff
+from dcr_cli.changes.blocks import is_moved, may_change
 from dcr_cli.delta.chain import ChainPayloads
 from dcr_cli.delta.delta import open_delta
 from dcr_cli.delta.documents import Documents
@@ -17,7 +18,6 @@ from dcr_cli.delta.payload_reader import PayloadReader
 from dcr_cli.errors import UnsupportedError
 from dcr_cli.live import Receiver
 from dcr_cli.live.offer import Offer
-from dcr_cli.live.staging import is_moved, may_change
 from live_modules import FORMS, MADE, Converting, Engine, held, loaded, new_bits, write
 
 

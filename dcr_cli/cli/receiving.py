@@ -75,6 +75,10 @@ def pull(
     ] = "15m",
     engine: Engines = None,
     engine_timeout: EngineTimeout = "15m",
+    publish_changes: Annotated[
+        str | None,
+        typer.Option("--publish-changes", metavar="DIR", help="Leave there what each delta changes, decoded."),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", "-n", help="Say the way and its bytes; change nothing.")
     ] = False,
@@ -110,6 +114,7 @@ def pull(
         "engine_seconds": seconds_of(engine_timeout, "--engine-timeout"),
         "engine_token": os.environ.get("DCR_ENGINE_TOKEN"),
         "layout": path_of(layout, "--layout") if layout is not None else None,
+        "publish_changes": path_of(publish_changes, "--publish-changes") if publish_changes is not None else None,
         "limit_bytes_per_second": bytes_per_second_of(limit_rate),
         "jobs": session.jobs,
     }

@@ -28,6 +28,7 @@ class Wish:
 
     `version`: this one, also if it lies behind; None: the newest. `is_repair`: whatever is there, by an anchor. `hook`:
     a command, or engines that are reloaded. `view`: through which layout its tensors are stored, if that was said.
+    `changes`: a folder where what each delta changes is left, decoded.
     """
 
     effort: Effort
@@ -40,6 +41,7 @@ class Wish:
     hook: Hook | Reload | None = None
     dry_run: bool = False
     view: View = field(default_factory=View)
+    changes: Path | None = None
 
 
 def make_wish(
@@ -59,6 +61,7 @@ def make_wish(
     engine_token: str | None = None,
     dry_run: bool = False,
     layout: str | os.PathLike[str] | None = None,
+    publish_changes: str | os.PathLike[str] | None = None,
 ) -> Wish:
     """Make a wish of what was given; keys are texts or files. UsageError if it contradicts itself."""
     if mode not in MODES:
@@ -71,6 +74,8 @@ def make_wish(
         raise UsageError("--exec", "an empty command", hint=NOT_SET)
     if not hook_seconds > 0:
         raise UsageError("--exec-timeout", "a time above 0 expected")
+    if publish_changes is not None:
+        _check_changes(Path(publish_changes), has_layout=layout is not None)
     reload = parse_reload(engines, engine_seconds, engine_token)
     if hook is not None and reload is not None:
         hint = "dcr reload, in the command, reloads engines when the command wants it"
@@ -91,4 +96,13 @@ def make_wish(
         Hook(hook, hook_seconds) if hook is not None else reload,
         dry_run,
         View(layout=read_layout(Path(layout)) if layout is not None else None),
+        Path(publish_changes) if publish_changes is not None else None,
     )
+
+
+def _check_changes(folder: Path, *, has_layout: bool) -> None:
+    if has_layout:
+        facts = "needs a checkpoint in canonical form"
+        raise UsageError("--publish-changes", facts, hint="pull to another folder, without --layout")
+    if not folder.is_dir():
+        raise UsageError("--publish-changes", f"{folder} is no folder", hint="make it, such as in /dev/shm")

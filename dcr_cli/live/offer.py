@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from dcr_cli.changes.folder import Changes, has_changes, read_changes
 from dcr_cli.checkpoint.digest import object_digest
 from dcr_cli.delta.chain import ChainPayloads
 from dcr_cli.delta.delta import open_delta
@@ -37,12 +38,16 @@ _TRIES = 2
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A delta, all bytes of which were checked. `published` is the version of a remote that it makes, if it is one."""
+    """A delta, all bytes of which were checked. `published` is the version of a remote that it makes, if it is one.
+
+    With `changes` there are no payloads: what they say was decoded already.
+    """
 
     name: str
     documents: Documents
     payloads: ChainPayloads
     published: Published | None = None
+    changes: Changes | None = None
 
     @property
     def version(self) -> int | None:
@@ -84,7 +89,8 @@ def _facts(index: int, data: bytes) -> PayloadFacts:
 def offer_of(
     delta: str | os.PathLike[str], trust: Trust, storage_options: Mapping[str, object] | None, jobs: int
 ) -> Iterator[Offer]:
-    """Open a delta: the folder of one, or version N of a remote, given as REMOTE@N, unless a folder has this name.
+    """Open a delta: the folder of one, or of what one changes, or version N of a remote, given as REMOTE@N, unless a
+    folder has this name.
 
     Raises what opening and fetching raise; UnsupportedError for a version that has no delta.
     """
@@ -95,6 +101,9 @@ def offer_of(
             yield fetch_offer(store, published, jobs)
         return
     opened = open_delta(delta, if_checkpoint="a live receiver is given deltas, or REMOTE@N")
+    if has_changes(opened.folder):
+        yield Offer(str(delta), opened, ChainPayloads([]), changes=read_changes(opened))
+        return
     with PayloadReader(opened.folder, opened.manifest.payloads) as payloads:
         payloads.verify_all(jobs)
         yield Offer(str(delta), opened, ChainPayloads([payloads]))

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from dcr_cli.changes.blocks import may_change
 from dcr_cli.checkpoint.checkpoint import open_checkpoint
 from dcr_cli.checkpoint.digest import digest_bytes, tensor_digest
 from dcr_cli.checkpoint.names import listed, shown
@@ -35,7 +36,7 @@ from dcr_cli.live.placement import read_placement, write_placement
 from dcr_cli.live.probing import Load, Weights, learn
 from dcr_cli.live.ready import Ready, Staged
 from dcr_cli.live.shares import Part, Shares, digest_parts
-from dcr_cli.live.staging import Decoded, decode, may_change
+from dcr_cli.live.staging import Decoded, decode
 from dcr_cli.live.tensors import tensor_of
 from dcr_cli.remote.signing import trust_in
 from dcr_cli.remote.version import Published
@@ -156,8 +157,9 @@ class Receiver:
         return self._shares(digest_parts(holdings.memory, holdings.placement), holdings.kept)
 
     def stage(self, delta: str | os.PathLike[str]) -> Staged:
-        """Decode and check everything that a delta changes, a folder's or that of REMOTE@N; the module is not changed,
-        and may serve meanwhile, unless its placement is still to be learnt.
+        """Decode and check everything that a delta changes, a folder's or that of REMOTE@N, or what a pull has decoded
+        and published in a folder (FORMAT 12.1); the module is not changed, and may serve meanwhile, unless its
+        placement is still to be learnt.
 
         What was staged before is given up. Memory grows with the changes. Raises what reading and fetching raise;
         WrongBaseError if the module is not what the delta starts from, UnsupportedError if it changes which tensors

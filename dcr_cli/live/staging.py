@@ -8,49 +8,33 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 import dcr_kernels as kernels
+from dcr_cli.changes.blocks import Block, Said, blocks_of, is_moved, may_change, read_block
 from dcr_cli.checkpoint.digest import add, digest_bytes, digest_from_bytes, digest_text, tensor_digest
 from dcr_cli.checkpoint.header import DTYPES, Dtype
 from dcr_cli.checkpoint.names import shown
-from dcr_cli.delta.encoding import (
-    Changed,
-    Encoding,
-    block_elements,
-    decode_block,
-    decode_gap,
-    is_whole,
-)
-from dcr_cli.delta.manifest import Box, TensorRow
-from dcr_cli.delta.strided import box_elements, flat_indices, spans
+from dcr_cli.delta.manifest import TensorRow
+from dcr_cli.delta.strided import spans
 from dcr_cli.errors import DamagedError, UnsupportedError
 from dcr_cli.layout.box import Indices
 from dcr_cli.live.holdings import Holdings
 from dcr_cli.live.offer import Offer
 from dcr_cli.live.shares import Part
 from dcr_cli.pool import run_all
-from dcr_cli.receiver.passes.runs import Coded, Runs, piece_blocks
+from dcr_cli.receiver.passes.runs import Runs
 
 # Positions are digested relative to the first one of so many elements.
 _SPAN_ELEMENTS = 1 << 31
-_OTHER_WAY = "use a remote with --encodings gap,whole, whose changes can be decoded from what a rank holds"
+_OTHER_WAY = "a remote with --encodings gap,whole, or dcr pull --publish-changes, gives what a rank can take alone"
 
 Elements = NDArray[Any]
-
-
-class Block(NamedTuple):
-    """A coded block of a row: elements `start` to `start + elements` of its piece, which may have a box."""
-
-    row: TensorRow
-    box: Box | None
-    coded: Coded
-    start: int
-    elements: int
 
 
 @dataclass(slots=True)
@@ -108,41 +92,18 @@ def decode(offer: Offer, holdings: Holdings, jobs: int) -> Decoded:
     return decoded
 
 
-def is_moved(row: TensorRow) -> bool:
-    """Whether a tensor is made of another one."""
-    return row.source is not None and row.source != row.name
-
-
-def may_change(row: TensorRow) -> bool:
-    """Whether a tensor may have other bits than it had."""
-    return bool(row.pieces) or is_moved(row)
-
-
 def _tasks(offer: Offer, holdings: Holdings, decoded: Decoded) -> Iterator[Block | TensorRow]:
-    runs = Runs(offer.payloads)
+    runs = Runs(offer.payloads) if offer.changes is None else None
     for row in offer.documents.manifest.tensors:
         is_here = bool(holdings.placement.placed[row.name]) or row.name in holdings.kept
         if not is_here or not may_change(row):
             continue
         if row.name in holdings.kept:
             decoded.kept[row.name] = holdings.kept[row.name].copy()
-        if is_moved(row):
+        if runs is None or is_moved(row):
             yield row
-        for piece in row.pieces:
-            size, start = block_elements(DTYPES[row.dtype].width), 0
-            total = box_elements(piece.box) if piece.box is not None else holdings.placement.forms[row.name].elements
-            for coded in piece_blocks(runs, row, 0, piece, _refuse(offer, row)):
-                count = min(size, total - start)
-                if coded is not None:
-                    yield Block(row, piece.box, coded, start, count)
-                start += size
-
-
-def _refuse(offer: Offer, row: TensorRow) -> Callable[[int, int, ValueError], None]:
-    def fail(number: int, payload: int, error: ValueError) -> None:
-        raise DamagedError(f"tensor {shown(row.name)} in {offer.payloads.name_of(payload)}", str(error)) from error
-
-    return fail
+        if runs is not None:
+            yield from blocks_of(runs, offer.payloads, row, holdings.placement.forms[row.name].elements)
 
 
 class _Worker:
@@ -154,51 +115,27 @@ class _Worker:
         self._decoded = decoded
 
     def work(self, task: Block | TensorRow) -> None:
-        if isinstance(task, TensorRow):
-            facts = f"starts from tensor {shown(str(task.source))}, and not from what it is itself"
-            raise UnsupportedError(f"tensor {shown(task.name)}", facts, hint="load the module anew, at this version")
-        coded = task.coded
-        block = coded.block
-        if block is None:
-            block = self._offer.payloads.run_bytes(coded.run, coded.begin, coded.end)
-        try:
-            self._take(task, block)
-        except ValueError as error:
-            what = f"tensor {shown(task.row.name)} in {self._offer.payloads.name_of(coded.run.payload)}"
-            raise DamagedError(what, str(error)) from error
+        row = task if isinstance(task, TensorRow) else task.row
+        if is_moved(row):
+            facts = f"starts from tensor {shown(str(row.source))}, and not from what it is itself"
+            raise UnsupportedError(f"tensor {shown(row.name)}", facts, hint="load the module anew, at this version")
+        if isinstance(task, Block):
+            self._place(row, read_block(task, self._offer.payloads, partial(self._base, row)))
+        elif self._offer.changes is not None:
+            for said in self._offer.changes.of(row.name):
+                self._place(row, said)
 
-    def _take(self, task: Block, block: memoryview) -> None:
-        coded, dtype = task.coded, DTYPES[task.row.dtype]
-        encoding = Encoding(coded.piece.encoding)
-        if is_whole(block, encoding):
-            new = decode_block(block, None, dtype, task.elements, encoding, coded.states, coded.table)
-            assert not isinstance(new, Changed)
-            self._place(task, _flat(task, None), new, is_mask=False)
-        elif encoding is Encoding.CONTEXT:
-            flat = _flat(task, None)
-            base = self._base(task, flat)
-            changed = decode_block(block, base, dtype, task.elements, encoding, coded.states, None)
-            assert isinstance(changed, Changed)
-            # They come class by class.
-            order = np.argsort(changed.positions)
-            self._place(task, flat[changed.positions[order]], changed.values[order], is_mask=False)
-        else:
-            changed = decode_gap(block, dtype, task.elements, encoding, coded.table)
-            is_mask = encoding is Encoding.GAP_XOR
-            self._place(task, _flat(task, changed.positions), changed.values, is_mask=is_mask)
-
-    def _base(self, task: Block, flat: Indices) -> Elements:
-        base, is_held = self._holdings.gather(task.row.name, flat)
+    def _base(self, row: TensorRow, flat: Indices) -> Elements:
+        base, is_held = self._holdings.gather(row.name, flat)
         if not is_held.all():
             facts = "is coded by what it was before (context), and is not all held here"
-            raise UnsupportedError(f"tensor {shown(task.row.name)}", facts, hint=_OTHER_WAY)
+            raise UnsupportedError(f"tensor {shown(row.name)}", facts, hint=_OTHER_WAY)
         return base
 
-    def _place(self, task: Block, flat: Indices, values: Elements, *, is_mask: bool) -> None:
-        """Note the new bits, or the masks of them, of some elements of a tensor, which ascend, wherever they are
-        held."""
-        name, digested = task.row.name, set[Part]()
-        dtype = DTYPES[task.row.dtype]
+    def _place(self, row: TensorRow, said: Said) -> None:
+        """Note what is said of elements of a tensor wherever they are held."""
+        (flat, values, is_mask), name, digested = said, row.name, set[Part]()
+        dtype = DTYPES[row.dtype]
         kept = self._decoded.kept.get(name)
         if kept is not None:
             kept[flat] = kept[flat] ^ values if is_mask else values
@@ -220,16 +157,6 @@ class _Worker:
                 if growth is not None:
                     before = self._decoded.growth.get(part)
                     self._decoded.growth[part] = growth if before is None else add(before, growth)
-
-
-def _flat(task: Block, positions: NDArray[np.uint32] | None) -> Indices:
-    """Where elements of a block, given by their places in it, or all of them, lie in the tensor."""
-    if task.box is not None:
-        flat = flat_indices(task.box, task.row.shape, task.start, task.elements)
-        return flat if positions is None else flat[positions]
-    if positions is None:
-        return np.arange(task.start, task.start + task.elements, dtype=np.int64)
-    return positions.astype(np.int64) + task.start
 
 
 def _growth(flat: Indices, old: Elements, new: Elements, dtype: Dtype) -> NDArray[np.uint32]:

@@ -1,0 +1,208 @@
+"""What deltas change, decoded by one pull and left for those who serve on its host."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from commands import Run, is_failure
+from dcr_cli import apply, follow, pull, push
+from dcr_cli.changes import folder as folders
+from dcr_cli.checkpoint.digest import blake3_text, object_digest
+from dcr_cli.errors import DamagedError, LocalError, UnsupportedError, UsageError, WrongBaseError
+from dcr_cli.live import Receiver, content_of
+from dcr_cli.remote.history import require_history
+from dcr_cli.remote.log import Log
+from dcr_cli.store.opening import open_store
+from live_modules import FORMS, Engine, held, loaded, new_bits, train, write
+
+STEPS = 3
+
+
+class Host:
+    """A remote of deltas in one encoding, a checkpoint that is pulled from it, and where the changes go."""
+
+    def __init__(self, root: Path, encoding: str = "context") -> None:
+        self.encodings = [encoding, "whole"]
+        self.root, self.remote = root, str(root / "remote")
+        self.checkpoint, self.changes = root / "replica", root / "changes"
+        self.changes.mkdir()
+        self.bits = new_bits(FORMS)
+        self.versions: list[Path] = []
+        self.publish()
+        pull(self.remote, self.checkpoint, jobs=1)
+
+    def publish(self) -> Path:
+        if self.versions:
+            self.bits = train(self.bits, FORMS, len(self.versions))
+        self.versions.append(write(self.root / f"v{len(self.versions) + 1}", FORMS, self.bits))
+        push(self.versions[-1], self.remote, baseline=self.root / "baseline", encodings=self.encodings, jobs=1)
+        return self.versions[-1]
+
+    def pull(self, **options: Any) -> list[Path]:
+        pull(self.remote, self.checkpoint, publish_changes=self.changes, jobs=1, **options)
+        return sorted(self.changes.iterdir())
+
+    def content(self, version: int) -> bytes:
+        with open_store(self.remote) as store:
+            return Log(store, require_history(store).id).require(version).version.target.content
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    return Host(tmp_path)
+
+
+@pytest.mark.parametrize("mode", ["replace", "in-place", "aside"])
+def test_ranks_take_what_a_pull_has_decoded(tmp_path: Path, mode: str) -> None:
+    host = Host(tmp_path)
+    if mode == "aside":
+        host.checkpoint.rename(tmp_path / "folder")
+        host.checkpoint.symlink_to("folder")
+    makers = [partial(Engine, rank, 2) for rank in range(2)]
+    ranks = [loaded(make, host.versions[0]) for make in makers]
+    receivers = [Receiver(rank, checkpoint=host.versions[0]) for rank in ranks]
+    targets = [host.publish() for _ in range(STEPS)]
+    with pytest.raises(UnsupportedError, match="is not all held here"):
+        receivers[0].stage(f"{host.remote}@2")
+    found = host.pull(mode=mode)
+    assert [path.name.partition("-")[0] for path in found] == ["0000000002", "0000000003", "0000000004"]
+    for number, (path, target) in enumerate(zip(found, targets, strict=True), 2):
+        shares = [receiver.stage(path).shares for receiver in receivers]
+        assert content_of(shares) == host.content(number)
+        for receiver in receivers:
+            receiver.apply()
+        assert [held(rank) for rank in ranks] == [held(loaded(make, target)) for make in makers]
+    with pytest.raises(WrongBaseError):
+        receivers[0].stage(found[0])
+    # Nothing comes of a pull that has nothing to do, and no payload lies there.
+    assert host.pull(mode=mode) == found
+    with pytest.raises(DamagedError):
+        apply(found[0], host.versions[0], jobs=1)
+
+
+@pytest.mark.parametrize("encoding", ["context", "gap"])
+def test_what_is_published_is_what_differs(tmp_path: Path, encoding: str) -> None:
+    host = Host(tmp_path, encoding)
+    before, target = host.versions[0], host.publish()
+    (path,) = host.pull()
+    document = json.loads((path / folders.NAME).read_bytes())
+    data = (path / folders.DATA_NAME).read_bytes()
+    assert sorted(each.name for each in path.iterdir()) == [
+        folders.DATA_NAME,
+        folders.NAME,
+        "commit.json",
+        "digests.zst",
+        "manifest.zst",
+    ]
+    assert document["format"] == "dcr-changes-1" and document["bytes"] == len(data)
+    old, new = (dict(_elements(each)) for each in (before, target))
+    told = {}
+    for name, begin, count, width in document["tensors"]:
+        positions = np.frombuffer(data, f"<u{width}", count, begin)
+        values = np.frombuffer(data, new[name].dtype, count, -(-(begin + count * width) // 8) * 8)
+        expected = np.flatnonzero(old[name] != new[name])
+        assert positions.tolist() == expected.tolist() and (values == new[name][expected]).all()
+        told[name] = True
+    assert set(told) == {name for name in old if (old[name] != new[name]).any()}
+
+
+def _elements(root: Path) -> list[tuple[str, Any]]:
+    from dcr_cli.checkpoint.checkpoint import open_checkpoint
+    from dcr_cli.live.compared import read_kept
+
+    checkpoint = open_checkpoint(root)
+    return list(read_kept(checkpoint, [tensor.name for tensor in checkpoint.tensors]).items())
+
+
+def test_the_command_and_who_follows(host: Host, run: Run) -> None:
+    host.publish()
+    ran = run("pull", host.remote, host.checkpoint, "--publish-changes", host.changes)
+    assert ran.code == 0, ran.err
+    host.publish()
+    arrivals = follow(host.remote, host.checkpoint, tell=print, publish_changes=host.changes, jobs=1)
+    with closing(cast("Generator[Any, None, None]", arrivals)):
+        next(arrivals)
+    assert len(list(host.changes.iterdir())) == 2
+    laid = ("pull", host.remote, host.checkpoint, "--publish-changes", host.changes, "--layout", host.root / "layout")
+    assert is_failure(run(*laid), 2, "needs a checkpoint in canonical form")
+
+
+def test_only_the_newest_are_kept_and_nothing_that_a_stop_has_left(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folders, "KEPT", 2)
+    left = host.changes / ".new-0000000002-x"
+    left.mkdir()
+    (left / "changes.data").write_bytes(b"half")
+    (host.changes / "notes").write_text("somebody's")
+    for _ in range(STEPS):
+        host.publish()
+        host.pull()
+    names = [path.name.partition("-")[0] for path in sorted(host.changes.iterdir())]
+    assert names == ["0000000003", "0000000004", "notes"]
+
+
+def test_what_is_not_applied_is_not_published(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    host.publish()
+
+    def fail(*arguments: Any, **options: Any) -> Any:
+        raise LocalError("disk", "is full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("dcr_cli.journey.apply_chain", fail)
+        with pytest.raises(LocalError, match="is full"):
+            host.pull()
+    assert list(host.changes.iterdir()) == []
+    assert len(host.pull()) == 1
+
+
+def test_what_was_damaged_is_refused(host: Host) -> None:
+    module = loaded(Engine, host.versions[0])
+    receiver = Receiver(module, checkpoint=host.versions[0])
+    host.publish()
+    (path,) = host.pull()
+    good, document = (path / folders.DATA_NAME).read_bytes(), json.loads((path / folders.NAME).read_bytes())
+
+    def refuses(match: str, kind: type[Exception] = DamagedError, **members: Any) -> None:
+        (path / folders.NAME).write_text(json.dumps({**document, **members}))
+        with pytest.raises(kind, match=match):
+            receiver.stage(path)
+
+    name = document["tensors"][0][0]
+    refuses("its format is not", format="x")
+    refuses("has format dcr-changes-2", UnsupportedError, format="dcr-changes-2")
+    refuses("requires", UnsupportedError, requires=["more"])
+    refuses("no number", bytes="1")
+    refuses("no rows", tensors=[[name, 0, 1, 3]])
+    refuses("is none of the delta's", tensors=[["other", 0, 1, 4]])
+    refuses("are not all in the data", tensors=[[name, 0, len(good), 4]])
+    refuses("is not a digest", blake3="x")
+    refuses("expected", bytes=len(good) - 1)
+    # The data says what is not so, and its digest is right: what would come of it is not the target.
+    wrong = bytearray(good)
+    wrong[-8] ^= 1
+    (path / folders.DATA_NAME).write_bytes(wrong)
+    refuses("is not the data")
+    old = held(module)
+    refuses("would not become", WrongBaseError, blake3=blake3_text(object_digest(bytes(wrong))))
+    assert held(module) == old
+    (path / folders.DATA_NAME).unlink()
+    refuses("is not the data")
+
+
+def test_what_cannot_be_published_is_refused(host: Host) -> None:
+    with pytest.raises(UsageError, match="is no folder"):
+        pull(host.remote, host.checkpoint, publish_changes=host.root / "none", jobs=1)
+    forms = {**FORMS, "new.weight": ("BF16", (4,))}
+    bits = {**host.bits, "new.weight": np.arange(4, dtype="<u2")}
+    path = write(host.root / "wider", forms, bits)
+    push(path, host.remote, baseline=host.root / "baseline", jobs=1)
+    with pytest.raises(UnsupportedError, match=r"new\.weight.*is new"):
+        host.pull()
+    pull(host.remote, host.checkpoint, jobs=1)
