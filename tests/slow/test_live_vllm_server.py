@@ -133,6 +133,11 @@ def test_a_server_takes_versions_while_it_answers(tmp_path: Path, ranks: int, mo
                 push(checkpoints[-1], remote, baseline=baseline, encodings=["gap", "whole"], prepare=True)
                 post(url, "/start_weight_update")
                 post(url, "/update_weights", {"update_info": {"version": number}})
+                if number == 2:
+                    # Before it is committed it is not written, and nothing is the matter with the server.
+                    with pytest.raises(urllib.error.HTTPError):
+                        post(url, "/finish_weight_update")
+                    assert answer_of(url) == first
                 # That all ranks have staged it is what the commit waits for.
                 assert commit(remote, quorum=ranks, timeout_seconds=120).version == number
                 seconds = finish(url, number)
