@@ -804,7 +804,9 @@ class TestWhatIsNotThere:
             assert relay.ask("GET", "commits/0000000004.json")[0] == 404
             allows.rights["read"] = ()
             status, _, data = relay.ask("GET", "commits/0000000004.json")
-            assert (status, data) == (502, b"the parents do not let this relay\n")
+            assert (status, data) == (503, b"no parent answers, or there is no room\n")
+            assert relay.ask("GET", "healthz")[0] == 503
+            assert any("access is denied" in line for line in relay.lines if '"fault"' in line)
 
     def test_a_version_that_was_seen_does_not_go(self, tmp_path: Path, published: tuple[Path, list[Path]]) -> None:
         remote, _ = published

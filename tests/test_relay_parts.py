@@ -12,6 +12,7 @@ import pytest
 
 from dcr_cli.checkpoint.digest import object_digest
 from dcr_cli.durable import hooks
+from dcr_cli.errors import TransportError
 from dcr_cli.relay.arrival import Arrival, State
 from dcr_cli.relay.children import Children, read_status
 from dcr_cli.relay.kinds import Kind, named
@@ -247,19 +248,28 @@ class TestParents:
     def test_one_that_failed_comes_last_until_it_has_answered(self, tmp_path: Path) -> None:
         for name in "abc":
             (tmp_path / name).mkdir()
-        parents = Parents(tuple(Parent(store_of(tmp_path / name), replaces=True) for name in "abc"))
+        now, failure = [0.0], TransportError("a", "did not answer")
+        heard: list[tuple[str, str | None]] = []
+        parents = Parents(
+            tuple(Parent(store_of(tmp_path / name), replaces=True) for name in "abc"),
+            changed=lambda parent: heard.append((parent.shown, parent.fault)),
+            clock=lambda: now[0],
+        )
 
         def order() -> str:
             return "".join(parent.shown[-1] for parent in parents)
 
         assert order() == "abc"
-        parents.failed(parents.all[0])
-        assert order() == "bca" and parents.is_answering and parents.first is parents.all[1]
+        parents.failed(parents.all[0], failure)
+        assert order() == "bc" and parents.is_answering and parents.first is parents.all[1]
+        now[0] = 10.0
+        assert order() == "bca"
         parents.look_again(parents.all[0])
         assert order() == "abc"
+        assert heard == [("folder a", "did not answer"), ("folder a", None)]
         for parent in parents.all:
-            parents.failed(parent)
-        assert not parents.is_answering
+            parents.failed(parent, failure)
+        assert not parents.is_answering and order() == ""
 
         def refuse(parent: Parent) -> None:
             raise UnavailableError

@@ -126,7 +126,10 @@ def relay(
 def _listen_of(text: str) -> tuple[str, int]:
     """Host and port of --listen; an empty host stands for all addresses."""
     match = _LISTEN.fullmatch(text)
-    if match is None or int(match[3]) > 65_535:
+    if match is not None and int(match[3]) > 65_535:
+        facts = f"a port is at most 65535, found {match[3]}"
+        raise UsageError("--listen", facts, hint="0 has the system choose one")
+    if match is None:
         raise UsageError("--listen", "HOST:PORT expected", hint="such as 127.0.0.1:8080, [::1]:8080 or :8080")
     return match[1] or match[2], int(match[3])
 

@@ -209,7 +209,7 @@ class Library:
     def _in_turn(self, arrival: Arrival) -> list[Parent]:
         """The parents, beginning with the one after those from which the object has come and was not right."""
         parents, wrong = list(self.parents), self._wrongs.get(arrival.label)
-        first = wrong.times % len(parents) if wrong is not None else 0
+        first = wrong.times % len(parents) if wrong is not None and parents else 0
         return parents[first:] + parents[:first]
 
     async def _whole(self, asked: Named) -> bytes | None:
@@ -251,8 +251,8 @@ class _Coming:
                 return State.FAILED, None, UnavailableError()
             except RefusedError:
                 ending = ForbiddenError()
-            except (TransportError, LocalError):
-                self.parents.failed(parent)
+            except (TransportError, LocalError) as error:
+                self.parents.failed(parent, error)
             except (DamagedError, ConflictError, DcrError):
                 return State.WRONG, None, None
             else:
@@ -284,8 +284,8 @@ class _Coming:
         """Whether what is not there is the object, and not all of the remote."""
         try:
             return parent.store.stat(self.asked.key, is_denied_absent=True) is None
-        except (NotFoundError, TransportError):
-            self.parents.failed(parent)
+        except (NotFoundError, TransportError) as error:
+            self.parents.failed(parent, error)
             return False
 
 

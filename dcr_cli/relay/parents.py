@@ -21,6 +21,9 @@ from dcr_cli.store.store import Store
 
 T = TypeVar("T")
 
+# What has failed within that time is not asked at all: others look whether it answers again.
+_JUST_SECONDS = 8.0
+
 
 class UnavailableError(Exception):
     """No parent answered."""
@@ -40,14 +43,15 @@ class BehindError(Exception):
 
 @dataclass(slots=True)
 class Parent:
-    """One parent: `is_relay` says that it waits where it is asked to; `failed_at` when it failed last, None if it has
-    answered since."""
+    """One parent: `is_relay` says that it waits where it is asked to; `failed_at` when it failed last, and `fault` how,
+    None if it has answered since."""
 
     store: Store
     replaces: bool
     is_relay: bool = False
     is_checked: bool = False
     failed_at: float | None = None
+    fault: str | None = None
 
     @property
     def shown(self) -> str:
@@ -56,17 +60,20 @@ class Parent:
 
 @dataclass(slots=True)
 class Parents:
-    """All parents. `history` is that of the remote, None before it has one; `clock` is there for tests."""
+    """All parents. `history` is that of the remote, None before it has one; `changed` hears of a parent that has
+    failed, or answers again; `clock` is there for tests."""
 
     all: tuple[Parent, ...]
     history: str | None = None
+    changed: Callable[[Parent], None] = lambda parent: None
     clock: Callable[[], float] = time.monotonic
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __iter__(self) -> Iterator[Parent]:
-        """Those to ask, the first one first; those that failed last come last, until `prove` has found them well."""
+        """Those to ask, the first one first; those that failed come last, and not at all where that was just now, until
+        `look_again` has found them well."""
         yield from [parent for parent in self.all if parent.failed_at is None]
-        yield from [parent for parent in self.all if parent.failed_at is not None]
+        yield from [parent for parent in self.all if parent.failed_at is not None and not self._has_just_failed(parent)]
 
     @property
     def is_answering(self) -> bool:
@@ -76,7 +83,10 @@ class Parents:
     @property
     def first(self) -> Parent:
         """The one that is asked first."""
-        return next(iter(self))
+        return next(iter(self), self.all[0])
+
+    def _has_just_failed(self, parent: Parent) -> bool:
+        return parent.failed_at is not None and self.clock() - parent.failed_at < _JUST_SECONDS
 
     def adopt(self, history: str) -> str:
         """Take a history, if none is known: the one that is known then."""
@@ -99,9 +109,15 @@ class Parents:
         ForbiddenError, WrongError if that is what one of them came to.
         """
         ending: Exception = UnavailableError()
-        for parent in self.all[:1] if only_first else self:
+        for parent in self:
+            if only_first and parent is not self.all[0]:
+                continue
             try:
                 self.prove(parent)
+            except (NotFoundError, TransportError, LocalError, UnsupportedError) as error:
+                self.failed(parent, error)
+                continue
+            try:
                 found = question(parent)
             except BehindError:
                 continue
@@ -112,9 +128,9 @@ class Parents:
                 # Perhaps the next one does.
                 ending = ForbiddenError()
                 continue
-            except (NotFoundError, TransportError, LocalError):
+            except (NotFoundError, TransportError, LocalError) as error:
                 # What is not there is its root.
-                self.failed(parent)
+                self.failed(parent, error)
                 continue
             self.answered(parent)
             return found
@@ -124,13 +140,17 @@ class Parents:
         """See whether a parent that failed answers again, in a thread."""
         try:
             self.prove(parent)
-        except DcrError:
-            return
-        self.answered(parent)
+        except DcrError as error:
+            self.failed(parent, error)
+        else:
+            self.answered(parent)
 
     def answered(self, parent: Parent) -> None:
         """Note that a parent has answered."""
-        parent.failed_at = None
+        had_failed = parent.fault is not None
+        parent.failed_at = parent.fault = None
+        if had_failed:
+            self.changed(parent)
 
     def prove(self, parent: Parent) -> None:
         """See that a parent holds the relay's history, if it has been asked for nothing yet; TransportError if not."""
@@ -150,20 +170,26 @@ class Parents:
             raise TransportError(parent.shown, "holds another history")
         parent.is_checked = True
 
-    def failed(self, parent: Parent) -> None:
+    def failed(self, parent: Parent, error: DcrError) -> None:
         """Note that a parent did not answer."""
-        parent.failed_at = self.clock()
+        is_new = parent.fault != error.facts
+        parent.failed_at, parent.fault = self.clock(), error.facts
         # Who knows what is there when it comes back.
         parent.is_checked = False
+        if is_new:
+            self.changed(parent)
 
 
 def get_if_there(parent: Parent, key: str, most_bytes: int) -> bytes | None:
-    """Get a document; None if it is absent. RefusedError if a parent that lets us read nothing at all denies it: some
-    say so of what is not there to all who may not list."""
+    """Get a document; None if it is absent. TransportError if a parent lets us read nothing at all: some deny also what
+    is not there, to all who may not list."""
     try:
         return parent.store.get(key, most_bytes=most_bytes)
-    except RefusedError:
-        if parent.store.get(key, most_bytes=most_bytes, is_denied_absent=True) is not None:
-            raise
+    except RefusedError as error:
+        refusal = error
+    try:
+        data = parent.store.get(key, most_bytes=most_bytes, is_denied_absent=True)
         parent.store.get(HISTORY_KEY, most_bytes=COMMIT_LIMIT)
-        return None
+    except RefusedError as error:
+        raise TransportError(parent.shown, refusal.facts) from error
+    return data

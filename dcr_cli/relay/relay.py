@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, AsyncExitStack, ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,7 +15,7 @@ from pathlib import Path
 from dcr_cli import stopping
 from dcr_cli.arguments import check_apart
 from dcr_cli.delta.line import COMMIT_LIMIT
-from dcr_cli.errors import DamagedError, DcrError, LocalError, TransportError, WrongBaseError
+from dcr_cli.errors import DamagedError, DcrError, LocalError, NotFoundError, TransportError, WrongBaseError
 from dcr_cli.relay.answering import Answering
 from dcr_cli.relay.children import Children
 from dcr_cli.relay.documents import Documents
@@ -27,7 +27,7 @@ from dcr_cli.relay.rights import Rights
 from dcr_cli.relay.serving import Address, listening
 from dcr_cli.relay.signals import signals_awaited
 from dcr_cli.relay.spool import Spool
-from dcr_cli.relay.telling import Account
+from dcr_cli.relay.telling import Account, parent_line
 from dcr_cli.relay.watching import Watch
 from dcr_cli.remote.history import check_can_begin, decode_history
 from dcr_cli.remote.keys import HISTORY_KEY
@@ -43,6 +43,8 @@ from dcr_cli.store.store import Store
 _BODIES, _LOOKS, _WAITS = 24, 24, 8
 # For so long a parent is tried again that does not answer: less where there is another one.
 _PATIENT_SECONDS, _IMPATIENT_SECONDS = 20.0, 0.0
+# So long it waits at its start for what parents hold.
+_SOON_SECONDS = 2.0
 # So often a relay says at a parent how it is.
 _TELL_SECONDS = 10.0
 
@@ -126,13 +128,14 @@ def serve(
     has the spool, LocalError where spool or address cannot be had, WrongBaseError if the spool is of another history.
     """
     parents = Parents(tuple(Parent(store, replaces=not store.may_be_relay) for store in stores))
+    parents.changed = lambda parent: log(parent_line(parent))
     with ExitStack() as stack:
         spool = stack.enter_context(Spool(setting.spool, setting.spool_limit))
-        _check_history(parents, spool)
         stack.callback(stopping.ask, 0)
         pools = tuple(ThreadPoolExecutor(count, "dcr-relay") for count in (_BODIES, _LOOKS, _WAITS))
         for pool in pools:
             stack.callback(pool.shutdown, wait=True, cancel_futures=True)
+        _check_history(parents, spool, pools[1])
         library = Library(Documents(parents, spool, News(), pools[1]), pools[0])
         number = asyncio.run(_run(setting, library, pools[2], (started, log, ending)))
         if number:
@@ -179,16 +182,18 @@ async def _cancelled(task: asyncio.Task[None]) -> None:
         await task
 
 
-def _check_history(parents: Parents, spool: Spool) -> None:
-    """Take the history of what is kept; WrongBaseError if the parents hold another one."""
+def _check_history(parents: Parents, spool: Spool, pool: ThreadPoolExecutor) -> None:
+    """Take the history of what is kept; WrongBaseError if a parent that answers soon holds another one."""
     kept = spool.read(label_of(require_named(HISTORY_KEY)))
     if kept is None:
         return
     spool.history = parents.adopt(decode_history(kept, HISTORY_KEY).id)
-    for parent in parents.all:
-        with suppress(TransportError, LocalError, DamagedError):
-            data = parent.store.get(HISTORY_KEY, most_bytes=COMMIT_LIMIT)
+    held = {pool.submit(parent.store.get, HISTORY_KEY, most_bytes=COMMIT_LIMIT): parent for parent in parents.all}
+    # Any other one is judged when it answers.
+    for future in wait(held, _SOON_SECONDS).done:
+        with suppress(TransportError, LocalError, DamagedError, NotFoundError):
+            data = future.result()
             found = decode_history(data, HISTORY_KEY).id if data is not None else None
             if found not in (None, parents.history):
-                facts = f"keeps objects of history {parents.history}, {parent.shown} holds {found}"
+                facts = f"keeps objects of history {parents.history}, {held[future].shown} holds {found}"
                 raise WrongBaseError(str(spool.path), facts, hint="give another --spool, or remove this one")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import resource
 import ssl
 from collections.abc import AsyncIterator
@@ -91,7 +92,8 @@ async def listening(address: Address, answering: Answering, drain_seconds: float
         facts = f"cannot be listened at: {error.strerror or type(error).__name__}"
         raise LocalError(f"{address.host}:{address.port}", facts, hint=hint_of(error)) from error
     port = sockets.sockets[0].getsockname()[1]
-    host = f"[{address.host}]" if ":" in address.host else address.host
+    own = address.host or os.uname().nodename
+    host = f"[{own}]" if ":" in own else own
     try:
         yield f"{'https' if context is not None else 'http'}://{host}:{port}"
     finally:

@@ -13,6 +13,7 @@ from typing import Any
 from dcr_cli.delta.document import FORMAT
 from dcr_cli.relay.children import Children
 from dcr_cli.relay.library import Library
+from dcr_cli.relay.parents import Parent
 
 
 @dataclass(slots=True)
@@ -140,6 +141,11 @@ class Access:
 def bug_line(trace: str) -> str:
     """A line of JSON that says where a bug showed itself that no request had."""
     return json.dumps({"time": _now(), "trace": trace}) + "\n"
+
+
+def parent_line(parent: Parent) -> str:
+    """A line of JSON that says what is the matter with a parent, or that nothing is any more."""
+    return json.dumps({"time": _now(), "parent": parent.shown, "fault": parent.fault}) + "\n"
 
 
 def _metric(name: str, kind: str, about: str, samples: Iterable[tuple[str, int]]) -> Iterable[str]:

@@ -43,7 +43,7 @@ _MAKING_SECONDS = 1.0
 # A parent that says it has waited, and has not, is not asked again at once.
 _LEAST_SECONDS, _MOST_HASTY = 0.2, 3
 # So often it is looked whether a parent that failed answers again.
-_PROBE_SECONDS = 10.0
+_PROBE_SECONDS = 5.0
 # So many bodies are fetched ahead at a time.
 _AT_ONCE = 4
 

@@ -171,7 +171,9 @@ class HttpBackend:
             raise self._unlisted() from None
 
     def _unlisted(self) -> UnsupportedError:
-        return UnsupportedError(self._shown, "a web server lists nothing")
+        return UnsupportedError(
+            self._shown, "a web server lists nothing", hint="name it by where it lies, as what a relay hands on"
+        )
 
     def _put(self, key: str, headers: dict[str, str], content: Body) -> http.client.HTTPResponse | Refusal:
         answer = self._client.ask(self._url(key), "PUT", headers, body=content)

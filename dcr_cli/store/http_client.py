@@ -29,7 +29,7 @@ from dcr_cli.store.backend import (
 )
 from dcr_cli.store.connections import Connections
 from dcr_cli.store.sockets import Body, SilentError
-from dcr_cli.store.told import told_in
+from dcr_cli.store.told import plain_words, told_in
 
 TIMEOUT_SECONDS = 30.0
 # Of the page that comes with an error or a redirect, how much is read.
@@ -54,7 +54,8 @@ class Refusal:
     @property
     def fault(self) -> FaultError:
         """What it means for one attempt."""
-        return _fault_of(self.status, self.headers, told_in(self.page.decode(errors="replace")))
+        text = self.page.decode(errors="replace")
+        return _fault_of(self.status, self.headers, plain_words(text) if self.is_in_plain_words else told_in(text))
 
 
 class Client:
@@ -187,7 +188,8 @@ def broken(error: OSError | http.client.HTTPException) -> FaultError:
     """What a broken connection is: all of it may pass, but a certificate that is not trusted."""
     reason = error.reason if isinstance(error, urllib.error.URLError) else error
     if isinstance(reason, ssl.SSLCertVerificationError):
-        return PermanentError("its certificate is not to be trusted")
+        hint = "SSL_CERT_FILE=FILE names one with the certificates that are to be trusted"
+        return PermanentError("its certificate is not to be trusted", hint=hint)
     if isinstance(reason, http.client.InvalidURL):
         return PermanentError("redirects to what is no address")
     if isinstance(reason, TimeoutError):

@@ -25,9 +25,14 @@ def told_in(text: str) -> str:
     """The code of the error that a text holds, and behind it the message where all of that may be shown."""
     code, found = code_in(text), _MESSAGE.search(text)
     # Azure's goes on with lines of its own about the request.
-    lines = html.unescape(found[1]).strip().splitlines() if found else []
+    message = plain_words(html.unescape(found[1])) if found else ""
+    return f"{code}: {message}" if code and message else code
+
+
+def plain_words(text: str) -> str:
+    """The first line of a text, if it is short and nothing but plain words; else nothing."""
+    lines = text.strip().splitlines()
     words = lines[0].split() if lines else []
     message = " ".join(words).rstrip(".")
-    if not code or len(message) > _MOST_CHARACTERS or not all(_PLAIN.fullmatch(word) for word in words):
-        return code
-    return f"{code}: {message}" if message else code
+    is_plain = len(message) <= _MOST_CHARACTERS and all(_PLAIN.fullmatch(word) for word in words)
+    return message if is_plain else ""
