@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
 import subprocess
 import sys
@@ -148,7 +149,7 @@ def tree_of_relays(hosts: Hosts, folder: Path) -> Iterator[Set]:
     """All relays near; the root has a folder behind it."""
     folder.mkdir()
     listens = [f"{NEAR}:{8001 + number}" for number in range(RELAYS)]
-    relays = new_tree(folder, folder / "remote", listens, "--insecure", prefix=hosts.near)
+    relays = new_tree(folder, folder / "remote", listens, *open_to_read(folder), prefix=hosts.near)
     with running(relays):
         yield Set(hosts, relays[0], relays, relays[-4:], new_receivers(folder, relays, prefix=hosts.near))
 
@@ -157,12 +158,18 @@ def tree_of_relays(hosts: Hosts, folder: Path) -> Iterator[Set]:
 def far_relay(hosts: Hosts, folder: Path) -> Iterator[Set]:
     """One relay far, with a folder behind it."""
     folder.mkdir()
-    relay = new_relay("far", folder, [folder / "remote"], f"{FAR}:8001", "--insecure", prefix=hosts.far)
+    relay = new_relay("far", folder, [folder / "remote"], f"{FAR}:8001", *open_to_read(folder), prefix=hosts.far)
     receivers = [
         new_receiver(f"receiver-{number}", folder, [relay.url], prefix=hosts.near) for number in range(RECEIVERS)
     ]
     with running([relay]):
         yield Set(hosts, relay, [relay], [relay], receivers)
+
+
+def open_to_read(folder: Path) -> tuple[str, ...]:
+    """What lets anybody who reaches a relay read, and the publisher write."""
+    (folder / "token").write_text(secrets.token_hex(16))
+    return "--insecure", "--write-token-file", str(folder / "token")
 
 
 @contextmanager
@@ -179,7 +186,8 @@ def followed(those: Set, checkpoint: Path) -> Iterator[None]:
 def publish(those: Set, checkpoint: Path) -> None:
     """Push from the far host."""
     baseline = those.root.folder / "baseline"
-    command = ("push", checkpoint, those.root.url, "--baseline", baseline, "-q", "-j", "1")
+    token = f"token_file={those.root.folder / 'token'}"
+    command = ("push", checkpoint, those.root.url, "--baseline", baseline, "--storage-option", token, "-q", "-j", "1")
     subprocess.run([*those.hosts.far, sys.executable, "-m", "dcr_cli", *map(str, command)], check=True)
 
 
