@@ -29,7 +29,7 @@ T = TypeVar("T")
 # The part of an anchor's file that is all of it.
 WHOLE = -1
 # So often an object is asked for that comes and is not right, each time of the next parent; then not for a while.
-_ATTEMPTS, _WRONG_SECONDS = 3, 30.0
+_ATTEMPTS, _WRONG_SECONDS = 3, 10.0
 # So many bodies come or wait to come; and what nobody has wanted for so long comes no further.
 _MOST_ARRIVALS, _LEFT_SECONDS = 512, 10.0
 

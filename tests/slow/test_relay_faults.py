@@ -29,6 +29,7 @@ import pytest
 from dcr_cli.errors import TransportError
 from dcr_cli.pull import pull
 from dcr_cli.push import push
+from dcr_cli.relay import library
 from dcr_cli.relay.rights import Rights
 from dcr_cli.relay.serving import IDLE_SECONDS
 from dcr_cli.store.local import LocalBackend
@@ -113,7 +114,9 @@ class TestParents:
         remote, checkpoint = published
         with faulty_parent(remote, fault, "versions/*") as server:
             parent = open_store(address_of(server), patience=IMPATIENT)
-            with relaying([parent], tmp_path / "spool") as relay:
+            # That something was wrong is remembered for a while, which need not be waited for.
+            forgets = mock.patch.object(library, "_WRONG_SECONDS", 0.0)
+            with forgets, relaying([parent], tmp_path / "spool") as relay:
                 check_all(relay, remote, must=False)
                 assert server.faults
                 # It gets well.
