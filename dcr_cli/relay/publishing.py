@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import AsyncIterator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import partial
@@ -44,6 +44,14 @@ class Put(Enum):
 
 
 @dataclass(slots=True)
+class _Turn:
+    """Whose turn it is to put an object of a key, and how many have it or wait for it."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    users: int = 0
+
+
+@dataclass(slots=True)
 class Publishing:
     """Takes what is put, for a library's parents; of one key one object at a time.
 
@@ -52,19 +60,27 @@ class Publishing:
     """
 
     library: Library
-    _turns: dict[str, asyncio.Lock] = field(default_factory=dict)
+    _turns: dict[str, _Turn] = field(default_factory=dict)
 
     async def put(self, asked: Named, size: int, parts: AsyncIterator[bytes], *, is_create: bool) -> Put:
         """Put an object of `size` bytes; with `is_create` only if its key is free, in one step for documents."""
-        turn = self._turns.setdefault(asked.key, asyncio.Lock())
+        if asked.is_body:
+            return await self._put_body(asked, size, parts, is_create=is_create)
+        return await self._put_document(asked, size, parts, is_create=is_create)
+
+    @asynccontextmanager
+    async def _turn(self, asked: Named) -> AsyncIterator[None]:
+        """Wait until nobody else puts an object of this key at the parent. What is put has come by then, so that who
+        sends slowly holds up nobody."""
+        turn = self._turns.setdefault(asked.key, _Turn())
+        turn.users += 1
         try:
-            async with turn:
-                if asked.is_body:
-                    return await self._put_body(asked, size, parts, is_create=is_create)
-                return await self._put_document(asked, size, parts, is_create=is_create)
+            async with turn.lock:
+                yield
         finally:
-            if not turn.locked():
-                self._turns.pop(asked.key, None)
+            turn.users -= 1
+            if not turn.users:
+                del self._turns[asked.key]
 
     async def _put_document(self, asked: Named, size: int, parts: AsyncIterator[bytes], *, is_create: bool) -> Put:
         data = b"".join([part async for part in parts])
@@ -75,9 +91,10 @@ class Publishing:
             return Put.WRONG
         is_first = asked.kind is not Kind.ACKNOWLEDGEMENT
         question = partial(_put_at, asked=asked, data=data, is_create=is_create)
-        made = await self.library.look(lambda: self.library.parents.ask(question, only_first=is_first))
-        if made:
-            await self._learn(asked, data)
+        async with self._turn(asked):
+            made = await self.library.look(lambda: self.library.parents.ask(question, only_first=is_first))
+            if made:
+                await self._learn(asked, data)
         return Put.DONE if made else Put.TAKEN
 
     async def _learn(self, asked: Named, data: bytes) -> None:
@@ -97,8 +114,6 @@ class Publishing:
             return Put.WRONG
         # Files of anchors are kept by ranges, and a whole one is only passed on.
         part = WHOLE if asked.kind is Kind.ANCHOR_FILE else 0
-        while (before := self.library.coming(asked, part)) is not None:
-            await before.ended()
         arrival = self.library.begin(asked, part, is_shared=self._is_shared(asked))
         arrival.open()
         state, blake3, ending = State.FAILED, None, Put.SHORT
@@ -107,11 +122,8 @@ class Publishing:
             ending, blake3 = await self._receive(arrival, size, parts, check)
             if ending is Put.DONE:
                 question = partial(self._pass_on, arrival=arrival, asked=asked, blake3=blake3, is_create=is_create)
-                passing = asyncio.ensure_future(
-                    self.library.fetch(lambda: self.library.parents.ask(question, only_first=True))
-                )
                 # Whoever put it may have gone: what is on its way goes on all the same.
-                ending = await asyncio.shield(passing)
+                ending = await asyncio.shield(asyncio.ensure_future(self._pass(asked, question)))
             if ending is Put.DONE:
                 state = State.RIGHT
             return ending
@@ -120,11 +132,15 @@ class Publishing:
             await asyncio.shield(self.library.look(lambda: arrival.end(state, blake3=blake3)))
             arrival.close()
 
+    async def _pass(self, asked: Named, question: Callable[[Parent], Put]) -> Put:
+        async with self._turn(asked):
+            return await self.library.fetch(lambda: self.library.parents.ask(question, only_first=True))
+
     def _is_shared(self, asked: Named) -> bool:
-        """Whether those who wait for an object are given it while it comes: only where nothing binds it yet, or has it
-        already."""
-        news, is_kept = self.library.news, self.library.is_kept(asked)
-        return asked.kind is Kind.PAYLOAD and asked.place == news.making and not is_kept
+        """Whether those who wait for an object are given it while it comes: only where nothing binds it yet, nothing is
+        kept, and nothing else comes."""
+        is_there = self.library.is_kept(asked) or self.library.coming(asked) is not None
+        return asked.kind is Kind.PAYLOAD and asked.place == self.library.news.making and not is_there
 
     async def _receive(
         self, arrival: Arrival, size: int, parts: AsyncIterator[bytes], check: Check
