@@ -49,7 +49,9 @@ class Auditor:
     def learn(self) -> None:
         """Take all that is there as committed: nothing is being published."""
         files = (path for place in ("commits", "versions", "anchors") for path in (self.remote / place).rglob("*"))
-        self.keys = ["dcr.json", *sorted(str(path.relative_to(self.remote)) for path in files if path.is_file())]
+        # What begins with a dot is being written, and no object yet.
+        objects = (path for path in files if path.is_file() and not path.name.startswith("."))
+        self.keys = ["dcr.json", *sorted(str(path.relative_to(self.remote)) for path in objects)]
 
     def ask(self) -> None:
         key, relay = self.dice.choice(self.keys), self.dice.choice(self.relays)
