@@ -7,32 +7,19 @@ from typing import Any
 
 import pytest
 
-from dcr_cli import commit, push
+from dcr_cli import commit
 from dcr_cli.errors import ConflictError, DamagedError, NotFoundError, UnsupportedError, UsageError, WrongBaseError
 from dcr_cli.live import Fate, Member, Receiver, content_of
 from dcr_cli.remote.history import require_history
 from dcr_cli.remote.keys import payload_key
 from dcr_cli.remote.log import Log
 from dcr_cli.store.opening import open_store
-from live_modules import FORMS, Engine, held, loaded, new_bits, train, write
+from live_modules import Engine, held, loaded
+from live_remotes import TrainedRemote
 
 
-class Remote:
-    """A remote in a folder, whose versions are steps of training."""
-
-    def __init__(self, root: Path) -> None:
-        self.root, self.url = root, str(root / "remote")
-        self.bits = new_bits(FORMS)
-        self.versions: list[Path] = []
-        self.publish()
-
-    def publish(self, **options: Any) -> Path:
-        if self.versions:
-            self.bits = train(self.bits, FORMS, len(self.versions))
-        path = write(self.root / f"v{len(self.versions) + 1}", FORMS, self.bits)
-        push(path, self.url, baseline=self.root / "baseline", encodings=["gap", "whole"], jobs=1, **options)
-        self.versions.append(path)
-        return path
+class Remote(TrainedRemote):
+    """With what its receivers are asked for."""
 
     def module(self, version: int) -> Any:
         return loaded(Engine, self.versions[version - 1])

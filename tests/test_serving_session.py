@@ -11,32 +11,17 @@ from typing import Any
 import pytest
 import torch
 
-from dcr_cli import commit, push
+from dcr_cli import commit
 from dcr_cli.errors import ConflictError, HookError, NotFoundError, UnsupportedError, UsageError, WrongBaseError
 from dcr_cli.live import Member, Receiver
 from dcr_cli.serving.outside import check_nothing_outside
 from dcr_cli.serving.session import Rank, Session, Settings
-from live_modules import FORMS, Engine, addresses, held, loaded, new_bits, train, write
+from live_modules import Engine, addresses, held, loaded
+from live_remotes import TrainedRemote
 
-OPTIONS: dict[str, Any] = {"encodings": ["gap", "whole"], "jobs": 1}
 
-
-class Remote:
-    """A remote in a folder, whose versions are steps of training."""
-
-    def __init__(self, root: Path) -> None:
-        self.root, self.url = root, str(root / "remote")
-        self.bits = new_bits(FORMS)
-        self.versions: list[Path] = []
-        self.publish()
-
-    def publish(self, **options: Any) -> Path:
-        if self.versions:
-            self.bits = train(self.bits, FORMS, len(self.versions))
-        path = write(self.root / f"v{len(self.versions) + 1}", FORMS, self.bits)
-        push(path, self.url, baseline=self.root / "baseline", **OPTIONS, **options)
-        self.versions.append(path)
-        return path
+class Remote(TrainedRemote):
+    """With what its receivers are asked for."""
 
     def settings(self, **options: Any) -> Settings:
         given = {"remote": self.url, "version": 1, "checkpoint": str(self.versions[0]), "jobs": 1, **options}

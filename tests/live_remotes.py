@@ -1,0 +1,28 @@
+"""Remotes for tests of models that are patched where they serve: versions that are steps of training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from dcr_cli.push import push
+from live_modules import FORMS, new_bits, train, write
+
+
+class TrainedRemote:
+    """A remote in a folder, whose versions can be decoded from slices."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.url = root, str(root / "remote")
+        self.bits = new_bits(FORMS)
+        self.versions: list[Path] = []
+        self.publish()
+
+    def publish(self, **options: Any) -> Path:
+        """Publish the next step: its checkpoint."""
+        if self.versions:
+            self.bits = train(self.bits, FORMS, len(self.versions))
+        path = write(self.root / f"v{len(self.versions) + 1}", FORMS, self.bits)
+        push(path, self.url, baseline=self.root / "baseline", encodings=["gap", "whole"], jobs=1, **options)
+        self.versions.append(path)
+        return path
