@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_live_real import make_later
 
 from dcr_cli import pull, push
 from dcr_cli.engine.engines import parse_reload
 from dcr_cli.errors import HookError
+from live_steps import make_later
 
 PYTHON = os.environ.get("DCR_TEST_VLLM")
 START_SECONDS = 400

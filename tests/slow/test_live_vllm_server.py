@@ -20,10 +20,10 @@ from typing import Any
 
 import pytest
 from test_engine_vllm_real import PYTHON, answer_of, make_model, serving
-from test_live_real import make_later
 
 from dcr_cli import commit, pull, push
 from dcr_cli.engine.engines import parse_reload
+from live_steps import make_later
 
 ROOT = Path(__file__).parents[2]
 PLUGINS = """

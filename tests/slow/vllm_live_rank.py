@@ -1,17 +1,17 @@
 """One rank of vLLM on a processor, whose model is a live receiver: after each delta it has to be, bit for bit, what
-vLLM's own loader makes of the target. What it is told is in a file of JSON; it leaves its shares of every step."""
+vLLM's own loader makes of the target."""
 
 from __future__ import annotations
 
-import json
-import pickle
 import sys
 from pathlib import Path
 from typing import Any
 
 from vllm_rank import config_of, empty_model, load_checkpoint
 
-Bits = dict[str, bytes]
+from dcr_cli.live import Receiver
+from live_modules import held
+from live_ranks import follow, leave, told_in
 
 
 def main(rank: int, folder: Path) -> None:
@@ -21,17 +21,24 @@ def main(rank: int, folder: Path) -> None:
     from vllm.config import set_current_vllm_config
     from vllm.distributed import init_distributed_environment, initialize_model_parallel
 
-    told = json.loads((folder / "told.json").read_bytes())
+    told, steps = told_in(folder)
+    checkpoints, _ = steps
     tensor, pipeline = told["sizes"]
-    base, *targets = map(Path, told["checkpoints"])
-    config = config_of(str(base), tensor, pipeline)
+    config = config_of(str(checkpoints[0]), tensor, pipeline)
     with set_current_vllm_config(config):
         meeting = f"file://{folder / 'meeting'}"
         init_distributed_environment(tensor * pipeline, rank, meeting, rank, "gloo")
         initialize_model_parallel(tensor, pipeline)
-        module = loaded(config, base)
-        other = loaded(config, base) if told["with_patches"] else None
-        run(module, told, lambda number: loaded(config, targets[number]), folder / f"shares-{rank}", other)
+        module = loaded(config, checkpoints[0])
+        other = loaded(config, checkpoints[0]) if told["with_patches"] else None
+        receiver = Receiver(module, checkpoint=checkpoints[0], may_lack=told["may_lack"], jobs=1)
+        found = []
+        for number, (bits, shares) in enumerate(follow(receiver, module, steps, lambda path: loaded(config, path))):
+            if other is not None:
+                patch(other, *checkpoints[number : number + 2])
+                assert held(other) == bits, f"vLLM's own patches make something else of step {number}"
+            found.append(shares)
+        leave(folder, rank, found)
 
 
 def loaded(config: Any, folder: Path) -> Any:
@@ -61,28 +68,6 @@ def patch(module: Any, before: Path, target: Path) -> None:
                 patches.append(CheckpointWeightPatch(name, tuple(tensor.shape), tensor.dtype, values, indices))
     with torch.no_grad():
         load_checkpoint_weight_patches(module, patches)
-
-
-def run(module: Any, told: dict[str, Any], fresh: Any, shares: Path, other: Any) -> None:
-    from dcr_cli.live import Receiver
-    from live_modules import addresses, held
-
-    before, old = addresses(module), held(module)
-    receiver = Receiver(module, checkpoint=told["checkpoints"][0], may_lack=told["may_lack"], jobs=1)
-    found = []
-    for number, delta in enumerate(told["deltas"]):
-        receiver.stage(delta)
-        assert held(module) == old, "staging has changed something"
-        receiver.apply()
-        old, expected = held(module), held(fresh(number))
-        wrong = [name for name in expected if old.get(name) != expected[name]]
-        assert old == expected, f"after step {number}: {wrong}"
-        if other is not None:
-            patch(other, *map(Path, told["checkpoints"][number : number + 2]))
-            assert held(other) == expected, f"vLLM's own patches make something else of step {number}"
-        found.append(receiver.digest())
-    assert addresses(module) == before
-    shares.write_bytes(pickle.dumps(found))
 
 
 if __name__ == "__main__":
