@@ -23,6 +23,7 @@ PYTHON = os.environ.get("DCR_TEST_NANO_VLLM")
 RANK = Path(__file__).with_name("nano_live_rank.py")
 # Each of four ranks has heads of keys and values of its own, since nano-vllm has no replicas of them.
 HEADS = {"num_attention_heads": 8, "num_key_value_heads": 4}
+# Its one class of models takes Qwen2's weights too: biases of queries, keys and values, and no norms of them.
 MODELS: dict[str, dict[str, Any]] = {
     "untied": {"model_type": "qwen3", "head_dim": 16},
     "tied": {"model_type": "qwen3", "head_dim": 16, "tie_word_embeddings": True},
