@@ -116,6 +116,19 @@ def test_a_version_that_is_given_up_is_forgotten(remote: Remote) -> None:
         assert remote.said() == ["one.applied", "one.staged", "one.staged"]
 
 
+def test_what_is_prepared_in_its_place_is_staged(remote: Remote) -> None:
+    """Nobody has to see that the first one was given up: a quorum for the second one would wait for ever."""
+    module = remote.module(1)
+    with Member(Receiver(module), remote.url, version=1, name="one") as member:
+        remote.publish(prepare=True)
+        assert member.stage_next() is not None and member.stage_next() is None
+        target = remote.publish(prepare=True)
+        assert member.stage_next() is not None and member.stage_next() is None
+        assert commit(remote.url, quorum=1).staged == ("one",)
+        assert member.apply() == 2
+    assert held(module) == held(loaded(Engine, target))
+
+
 def test_one_that_died_comes_back_from_its_checkpoint(remote: Remote) -> None:
     """Staged, committed while it was dead, and two versions later."""
     with Member(Receiver(remote.module(1)), remote.url, version=1, name="one") as member:

@@ -23,7 +23,7 @@ from dcr_cli.fetch.words import Speaker, Word, say
 from dcr_cli.live.offer import fetch_offer
 from dcr_cli.live.ready import Staged
 from dcr_cli.live.receiver import Receiver
-from dcr_cli.remote.hint import GIVEN_UP, read_hint
+from dcr_cli.remote.hint import GIVEN_UP, PREPARED, read_hint
 from dcr_cli.remote.keys import APPLIED, STAGED, check_receiver
 from dcr_cli.remote.log import Known
 from dcr_cli.remote.signing import load_signing_key, trust_in
@@ -140,9 +140,11 @@ class Member:
         committed = self._source.log.read(staged.version.number, is_denied_absent=True)
         if committed is not None:
             return Fate.COMMITTED if committed.version == staged.version else Fate.GIVEN_UP
-        hint = read_hint(self._source.store)
+        hint, place = read_hint(self._source.store), staged.version.place
+        if hint is None or (hint.history, hint.place.version) != (staged.version.history, place.version):
+            return Fate.OPEN
         # A hint may be wrong: then the version is staged once more, when it is committed all the same.
-        is_given_up = hint is not None and hint.state == GIVEN_UP and hint.place == staged.version.place
+        is_given_up = hint.state == GIVEN_UP if hint.place == place else hint.state == PREPARED
         return Fate.GIVEN_UP if is_given_up else Fate.OPEN
 
     def wait(self, seconds: float, sleep: Callable[[float], None] = pause) -> Fate:
