@@ -64,6 +64,7 @@ class Trip:
     unreadable: tuple[str, ...] = ()
     previous: str | None = None
     reloaded: tuple[Reloaded, ...] = ()
+    published_changes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +173,7 @@ class Journey:
                     spool.share([each.place for each in left], other)
             note(folder, position)
 
-        with leaving_changes(self.wish, self.path, deltas[0], documents[0].place):
+        with leaving_changes(self.wish, self.path, deltas[0], documents[0].place) as name:
             applied = apply_chain(
                 deltas,
                 self.path,
@@ -181,6 +182,7 @@ class Journey:
                 progress=effort.progress,
                 remote=self.source.shown,
             )
+        self.trip.published_changes += (name,) if name is not None else ()
         note(self.path, position)
         is_there_still = applied.already or self.wish.mode != ASIDE
         spool.keep([each.place for each in left] if is_there_still else ())
@@ -292,4 +294,5 @@ class Journey:
             foreign=self.trip.foreign,
             previous=self.trip.previous,
             reloaded=self.trip.reloaded,
+            published_changes=self.trip.published_changes,
         )

@@ -14,12 +14,13 @@ import pytest
 
 from commands import Run, is_failure
 from dcr_cli import apply, follow, pull, push
-from dcr_cli.changes import folder as folders
+from dcr_cli.changes import folder as folders, places
 from dcr_cli.checkpoint.digest import blake3_text, object_digest
 from dcr_cli.errors import DamagedError, LocalError, UnsupportedError, UsageError, WrongBaseError
 from dcr_cli.live import Receiver, content_of
 from dcr_cli.remote.history import require_history
 from dcr_cli.remote.log import Log
+from dcr_cli.report.pulls import arrival_lines
 from dcr_cli.store.opening import open_store
 from live_modules import FORMS, Engine, held, loaded, new_bits, train, write
 
@@ -49,6 +50,9 @@ class Host:
     def pull(self, **options: Any) -> list[Path]:
         pull(self.remote, self.checkpoint, publish_changes=self.changes, jobs=1, **options)
         return sorted(self.changes.iterdir())
+
+    def names(self) -> list[str]:
+        return [path.name.partition("-")[0] for path in sorted(self.changes.iterdir())]
 
     def content(self, version: int) -> bytes:
         with open_store(self.remote) as store:
@@ -124,28 +128,44 @@ def _elements(root: Path) -> list[tuple[str, Any]]:
 
 def test_the_command_and_who_follows(host: Host, run: Run) -> None:
     host.publish()
-    ran = run("pull", host.remote, host.checkpoint, "--publish-changes", host.changes)
+    command = ("pull", host.remote, host.checkpoint, "--publish-changes", host.changes)
+    ran = run(*command)
     assert ran.code == 0, ran.err
+    (second,) = host.changes.iterdir()
+    assert f"\n  changes    of 1 version published: {second.name}\n" in ran.out
+    for _ in range(2):
+        host.publish()
+    told = json.loads(run(*command, "--json").out)["published_changes"]
+    assert told == sorted(path.name for path in host.changes.iterdir())[1:] and len(told) == 2
+    again = run(*command)
+    assert again.out.startswith("already there") and "changes" not in again.out.partition("\n")[2]
+    assert json.loads(run(*command, "--json").out)["published_changes"] == []
     host.publish()
     arrivals = follow(host.remote, host.checkpoint, tell=print, publish_changes=host.changes, jobs=1)
     with closing(cast("Generator[Any, None, None]", arrivals)):
-        next(arrivals)
-    assert len(list(host.changes.iterdir())) == 2
+        arrival = next(arrivals)
+    assert arrival.result.published_changes == (sorted(path.name for path in host.changes.iterdir())[-1],)
+    assert "changes of 1 version published" in "".join(line.text for line in arrival_lines(arrival))
     laid = ("pull", host.remote, host.checkpoint, "--publish-changes", host.changes, "--layout", host.root / "layout")
     assert is_failure(run(*laid), 2, "needs a checkpoint in canonical form")
 
 
 def test_only_the_newest_are_kept_and_nothing_that_a_stop_has_left(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folders, "KEPT", 2)
-    left = host.changes / ".new-0000000002-x"
-    left.mkdir()
-    (left / "changes.data").write_bytes(b"half")
+    monkeypatch.setattr(places, "KEPT", 2)
+    for name in (".new-0000000002-x", ".gone-0000000001-x"):
+        (host.changes / name).mkdir()
+        (host.changes / name / "changes.data").write_bytes(b"half")
     (host.changes / "notes").write_text("somebody's")
     for _ in range(STEPS):
         host.publish()
         host.pull()
-    names = [path.name.partition("-")[0] for path in sorted(host.changes.iterdir())]
-    assert names == ["0000000003", "0000000004", "notes"]
+    assert host.names() == ["0000000003", "0000000004", "notes"]
+    # Back at a version before, the way is the one from there.
+    pull(host.remote, host.checkpoint, version=1, jobs=1)
+    host.pull(version=2)
+    assert host.names() == ["0000000002", "notes"]
+    host.pull()
+    assert host.names() == ["0000000003", "0000000004", "notes"]
 
 
 def test_what_is_not_applied_is_not_published(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:

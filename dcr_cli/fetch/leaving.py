@@ -8,7 +8,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
-from dcr_cli.changes.folder import publishing
+from dcr_cli.changes.places import publishing
 from dcr_cli.changes.taking import take
 from dcr_cli.delta.delta import Delta
 from dcr_cli.errors import UnsupportedError
@@ -18,9 +18,9 @@ from dcr_cli.receiver.view import has_layout
 from dcr_cli.remote.keys import Place
 
 
-def leaving_changes(wish: Wish, path: Path, delta: Delta, place: Place) -> AbstractContextManager[None]:
-    """Leave what a delta changes in the checkpoint at `path`, if that is wished for, once it is applied within; not
-    where some of it was done already."""
+def leaving_changes(wish: Wish, path: Path, delta: Delta, place: Place) -> AbstractContextManager[str | None]:
+    """Leave what a delta changes in the checkpoint at `path`, if that is wished for, once it is applied within, under
+    the name that is yielded; not where some of it was done already."""
     if wish.changes is None:
         return nullcontext()
     situation = look(path)
@@ -31,4 +31,4 @@ def leaving_changes(wish: Wish, path: Path, delta: Delta, place: Place) -> Abstr
     if has_layout(path, wish.view):
         facts = "its tensors lie as a layout says; changes are told of those in canonical form"
         raise UnsupportedError(str(path), facts, hint="leave out --publish-changes")
-    return publishing(wish.changes, str(place), delta, take(delta, path, wish.effort.jobs))
+    return publishing(wish.changes, place, delta, take(delta, path, wish.effort.jobs))

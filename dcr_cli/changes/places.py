@@ -1,0 +1,72 @@
+"""Which versions' changes lie in a folder (FORMAT 12.1): what comes and goes there as a checkpoint comes to versions,
+and where whoever serves finds what it needs next.
+
+What one of them is made of is folder.py's matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from dcr_cli.changes.folder import write_changes
+from dcr_cli.changes.taking import Taken
+from dcr_cli.delta.delta import Delta
+from dcr_cli.durable import Folder, open_folder
+from dcr_cli.remote.keys import Place, place_named
+
+# So many versions are kept: whoever serves, and comes later, is loaded anew.
+KEPT = 8
+_NEW, _GONE = ".new-", ".gone-"
+
+
+@contextmanager
+def publishing(folder: Path, place: Place, delta: Delta, taken: Sequence[Taken]) -> Iterator[str]:
+    """Write what a version changes below `folder`, and give it its name, which is yielded, if nothing is raised within.
+
+    Then what is older than the newest ones goes, and what the checkpoint has left by going back. What a stopped run has
+    left goes first. Whoever reads what goes finds it gone, or has it open. Raises LocalError.
+    """
+    with open_folder(folder) as root, _writing(root, place, delta, taken) as new:
+        yield str(place)
+        _come_to(root, new, place)
+
+
+@contextmanager
+def _writing(root: Folder, place: Place, delta: Delta, taken: Sequence[Taken]) -> Iterator[str]:
+    """Write a folder that has no name yet; it goes if it was given none."""
+    _tidy(root)
+    new = f"{_NEW}{place}"
+    root.make_folder(new)
+    try:
+        write_changes(root, new, delta, taken)
+        root.sync(new)
+        yield new
+    finally:
+        root.remove_tree(new, missing_ok=True)
+
+
+def _come_to(root: Folder, name: str, place: Place) -> None:
+    """Give the changes of the version that the checkpoint has come to their name."""
+    _drop(root, str(place))
+    root.rename(name, root, str(place))
+    root.sync()
+    found = sorted(each for each in map(place_named, root.names()) if each is not None)
+    before = [each for each in found if each.version < place.version]
+    for each in found:
+        if each not in before[1 - KEPT :] and each != place:
+            _drop(root, str(each))
+
+
+def _drop(root: Folder, name: str) -> None:
+    """Remove a folder, which nobody finds with a part of what was in it."""
+    if root.status(name) is not None:
+        root.rename(name, root, f"{_GONE}{name}")
+        root.remove_tree(f"{_GONE}{name}")
+
+
+def _tidy(root: Folder) -> None:
+    for name in root.names():
+        if name.startswith((_NEW, _GONE)):
+            root.remove_tree(name)
