@@ -13,11 +13,15 @@ import numpy as np
 import pytest
 
 from commands import Run, is_failure
-from dcr_cli import apply, follow, pull, push
+from dcr_cli import apply, commit, follow, pull, push
 from dcr_cli.changes import folder as folders, places
 from dcr_cli.checkpoint.digest import blake3_text, object_digest
 from dcr_cli.errors import DamagedError, LocalError, UnsupportedError, UsageError, WrongBaseError
+from dcr_cli.fetch import leaving
+from dcr_cli.fetch.wish import make_wish
+from dcr_cli.follow import Follower
 from dcr_cli.live import Receiver, content_of
+from dcr_cli.receiver.install.gather import Effort
 from dcr_cli.remote.history import require_history
 from dcr_cli.remote.log import Log
 from dcr_cli.report.pulls import arrival_lines
@@ -40,11 +44,13 @@ class Host:
         self.publish()
         pull(self.remote, self.checkpoint, jobs=1)
 
-    def publish(self) -> Path:
+    def publish(self, **options: Any) -> Path:
         if self.versions:
             self.bits = train(self.bits, FORMS, len(self.versions))
         self.versions.append(write(self.root / f"v{len(self.versions) + 1}", FORMS, self.bits))
-        push(self.versions[-1], self.remote, baseline=self.root / "baseline", encodings=self.encodings, jobs=1)
+        push(
+            self.versions[-1], self.remote, baseline=self.root / "baseline", encodings=self.encodings, jobs=1, **options
+        )
         return self.versions[-1]
 
     def pull(self, **options: Any) -> list[Path]:
@@ -180,6 +186,71 @@ def test_what_is_not_applied_is_not_published(host: Host, monkeypatch: pytest.Mo
             host.pull()
     assert list(host.changes.iterdir()) == []
     assert len(host.pull()) == 1
+
+
+@pytest.mark.parametrize("mode", ["replace", "in-place", "aside"])
+@pytest.mark.parametrize("receiver", [None, "host"])
+def test_what_is_prepared_is_left_before_it_is_committed(tmp_path: Path, mode: str, receiver: str | None) -> None:
+    host = Host(tmp_path)
+    if mode == "aside":
+        host.checkpoint.rename(tmp_path / "folder")
+        host.checkpoint.symlink_to("folder")
+    module = loaded(Engine, host.versions[0])
+    host.publish(prepare=True)
+    options: dict[str, Any] = {"mode": mode, "receiver": receiver, "publish_changes": host.changes, "jobs": 1}
+    assert pull(host.remote, host.checkpoint, **options).staged == 2
+    (given_up,) = host.changes.iterdir()
+    assert given_up.name.startswith("prepared-0000000002-")
+    # Another one takes its place; what was done is not done again.
+    target = host.publish(prepare=True)
+    assert pull(host.remote, host.checkpoint, **options).staged == 2
+    (ahead,) = host.changes.iterdir()
+    before = ahead.stat().st_mtime_ns
+    assert ahead.name != given_up.name and pull(host.remote, host.checkpoint, **options).staged == 2
+    Receiver(module, checkpoint=host.versions[0]).stage(ahead)
+    commit(host.remote, quorum=None if receiver is None else 1)
+    name = ahead.name.removeprefix("prepared-")
+    assert pull(host.remote, host.checkpoint, **options).published_changes == (name,)
+    (path,) = host.changes.iterdir()
+    assert (path.name, path.stat().st_mtime_ns) == (name, before)
+    live = Receiver(module, checkpoint=host.versions[0])
+    live.stage(path)
+    live.apply()
+    assert held(module) == held(loaded(Engine, target))
+
+
+def test_who_follows_leaves_what_is_prepared_also_if_it_was_staged_before(host: Host) -> None:
+    host.publish(prepare=True)
+    assert pull(host.remote, host.checkpoint, receiver="host", jobs=1).staged == 2
+    wish = make_wish(Effort(1, None), receiver="host", publish_changes=host.changes)
+    with open_store(host.remote) as store:
+        follower = Follower(store, host.checkpoint, wish, print)
+        for _ in range(3):
+            assert follower._round() is None
+        (ahead,) = host.changes.iterdir()
+        assert ahead.name.startswith("prepared-")
+        commit(host.remote, quorum=1)
+        arrival = follower._round()
+        assert arrival is not None and arrival.result.published_changes == (ahead.name.removeprefix("prepared-"),)
+
+
+def test_what_was_stopped_gets_its_name_later(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checkpoint was brought to the version by a run that could say no more."""
+    for is_newer_there in (False, True):
+        host.publish(prepare=True)
+        host.pull()
+        commit(host.remote)
+        (ahead,) = host.changes.glob("prepared-*")
+        with monkeypatch.context() as patched:
+            patched.setattr(leaving, "arrive", lambda *given: (_ for _ in ()).throw(LocalError("disk", "is gone")))
+            with pytest.raises(LocalError):
+                host.pull()
+        if is_newer_there:
+            host.publish()
+        name = ahead.name.removeprefix("prepared-")
+        told = pull(host.remote, host.checkpoint, publish_changes=host.changes, jobs=1).published_changes
+        assert told[0] == name and len(told) == 1 + is_newer_there
+        assert not ahead.exists() and (host.changes / name).is_dir()
 
 
 def test_what_was_damaged_is_refused(host: Host) -> None:

@@ -18,6 +18,8 @@ from dcr_cli.remote.keys import Place, place_named
 
 # So many versions are kept: whoever serves, and comes later, is loaded anew.
 KEPT = 8
+# Before the name of a version that the checkpoint could come to, and has not.
+_AHEAD = "prepared-"
 _NEW, _GONE = ".new-", ".gone-"
 
 
@@ -31,6 +33,31 @@ def publishing(folder: Path, place: Place, delta: Delta, taken: Sequence[Taken])
     with open_folder(folder) as root, _writing(root, place, delta, taken) as new:
         yield str(place)
         _come_to(root, new, place)
+
+
+def leave_ahead(folder: Path, place: Place, delta: Delta, taken: Sequence[Taken]) -> None:
+    """Write what a version changes that is prepared, instead of any other such one. Raises LocalError."""
+    with open_folder(folder) as root, _writing(root, place, delta, taken) as new:
+        _drop_ahead(root)
+        root.rename(new, root, f"{_AHEAD}{place}")
+        root.sync()
+
+
+def has_ahead(folder: Path, place: Place) -> bool:
+    """Whether the changes of a version are there that the checkpoint is not known to have come to."""
+    with open_folder(folder) as root:
+        return root.status(f"{_AHEAD}{place}") is not None
+
+
+def arrive(folder: Path, place: Place) -> str | None:
+    """Give the changes that were left ahead of a version its name, which is returned, as the checkpoint has come to it;
+    None if there are none. Raises LocalError."""
+    with open_folder(folder) as root:
+        if root.status(f"{_AHEAD}{place}") is None:
+            return None
+        _tidy(root)
+        _come_to(root, f"{_AHEAD}{place}", place)
+        return str(place)
 
 
 @contextmanager
@@ -57,6 +84,14 @@ def _come_to(root: Folder, name: str, place: Place) -> None:
     for each in found:
         if each not in before[1 - KEPT :] and each != place:
             _drop(root, str(each))
+    _drop_ahead(root)
+
+
+def _drop_ahead(root: Folder) -> None:
+    """Remove what was prepared: it has become a version under its name, or never will."""
+    for name in root.names():
+        if name.startswith(_AHEAD):
+            _drop(root, name)
 
 
 def _drop(root: Folder, name: str) -> None:
