@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Generator
 from contextlib import closing
 from functools import partial
@@ -14,14 +15,16 @@ import pytest
 
 from commands import Run, is_failure
 from dcr_cli import apply, commit, follow, pull, push
+from dcr_cli.advance import stage_next
 from dcr_cli.changes import folder as folders, places
 from dcr_cli.checkpoint.digest import blake3_text, object_digest
-from dcr_cli.errors import DamagedError, LocalError, UnsupportedError, UsageError, WrongBaseError
+from dcr_cli.errors import DamagedError, LocalError, NotFoundError, UnsupportedError, UsageError, WrongBaseError
 from dcr_cli.fetch import leaving
 from dcr_cli.fetch.wish import make_wish
 from dcr_cli.follow import Follower
 from dcr_cli.live import Receiver, content_of
 from dcr_cli.receiver.install.gather import Effort
+from dcr_cli.remote.hint import read_hint
 from dcr_cli.remote.history import require_history
 from dcr_cli.remote.log import Log
 from dcr_cli.report.pulls import arrival_lines
@@ -234,6 +237,20 @@ def test_who_follows_leaves_what_is_prepared_also_if_it_was_staged_before(host: 
         assert arrival is not None and arrival.result.published_changes == (ahead.name.removeprefix("prepared-"),)
 
 
+def test_what_is_prepared_is_left_only_from_where_it_starts(host: Host) -> None:
+    host.publish(prepare=True)
+    with open_store(host.remote) as store:
+        hint = read_hint(store)
+    assert hint is not None
+    pull(host.remote, host.checkpoint, receiver="host", jobs=1)
+    delta = shutil.copytree(host.checkpoint / ".dcr/fetched" / str(hint.place), host.root / "delta")
+    apply(delta, host.checkpoint, jobs=1)
+    wish = make_wish(Effort(1, None), publish_changes=host.changes)
+    with open_store(host.remote) as store, pytest.raises(WrongBaseError, match="is not in the state that version 2"):
+        stage_next(store, host.checkpoint, wish)
+    assert list(host.changes.iterdir()) == []
+
+
 def test_what_was_stopped_gets_its_name_later(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     """The checkpoint was brought to the version by a run that could say no more."""
     for is_newer_there in (False, True):
@@ -280,6 +297,8 @@ def test_what_was_damaged_is_refused(host: Host) -> None:
     wrong[-8] ^= 1
     (path / folders.DATA_NAME).write_bytes(wrong)
     refuses("is not the data")
+    with pytest.raises(NotFoundError, match="each in a folder of its own"):
+        receiver.stage(host.changes)
     old = held(module)
     refuses("would not become", WrongBaseError, blake3=blake3_text(object_digest(bytes(wrong))))
     assert held(module) == old

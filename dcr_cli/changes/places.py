@@ -14,12 +14,14 @@ from dcr_cli.changes.folder import write_changes
 from dcr_cli.changes.taking import Taken
 from dcr_cli.delta.delta import Delta
 from dcr_cli.durable import Folder, open_folder
+from dcr_cli.errors import NotFoundError, WrongBaseError
 from dcr_cli.remote.keys import Place, place_named
 
 # So many versions are kept: whoever serves, and comes later, is loaded anew.
 KEPT = 8
 # Before the name of a version that the checkpoint could come to, and has not.
 _AHEAD = "prepared-"
+_SAME = "give the folder that dcr pull --publish-changes has of the same remote"
 _NEW, _GONE = ".new-", ".gone-"
 
 
@@ -58,6 +60,38 @@ def arrive(folder: Path, place: Place) -> str | None:
         _tidy(root)
         _come_to(root, f"{_AHEAD}{place}", place)
         return str(place)
+
+
+def holds_versions(folder: Path) -> bool:
+    """Whether what lies in a folder are the changes of versions, each in a folder of its own."""
+    with open_folder(folder) as root:
+        return any(place_named(name.removeprefix(_AHEAD)) is not None for name in root.names())
+
+
+def find(folder: Path, before: Place, place: Place) -> Path | None:
+    """Where the changes of a version lie that follows the one at `before`; None if the checkpoint has not come to it.
+
+    NotFoundError if it has gone past it, and they are not there; WrongBaseError if it is of another history.
+    """
+    with open_folder(folder) as root:
+        names = root.names()
+    there = {each for each in map(place_named, names) if each is not None}
+    ahead = {each for each in (place_named(name.removeprefix(_AHEAD)) for name in names) if each is not None} - there
+    if place in there:
+        return folder / str(place)
+    if place in ahead:
+        return folder / f"{_AHEAD}{place}"
+    for known in (before, place):
+        others = [each for each in there if each.version == known.version]
+        if others and known not in others:
+            facts = f"has changes of another version {known.version}, {others[0].id}, than the remote, {known.id}"
+            raise WrongBaseError(str(folder), facts, hint=_SAME)
+    newest = max((each.version for each in there | ahead), default=0)
+    if newest > place.version:
+        facts = f"has no changes of version {place.version}, and is at version {newest}: the newest {KEPT} stay, and "
+        facts += "there are none of a version that a pull came to by an anchor, or was stopped in"
+        raise NotFoundError(str(folder), facts, hint="load the module anew, at a newer version")
+    return None
 
 
 @contextmanager

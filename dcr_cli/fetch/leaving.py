@@ -13,7 +13,7 @@ from pathlib import Path
 from dcr_cli.changes.places import arrive, has_ahead, leave_ahead, publishing
 from dcr_cli.changes.taking import Taken, take
 from dcr_cli.delta.delta import Delta
-from dcr_cli.errors import UnsupportedError
+from dcr_cli.errors import UnsupportedError, WrongBaseError
 from dcr_cli.fetch.situation import look
 from dcr_cli.fetch.wish import Wish
 from dcr_cli.receiver.view import has_layout
@@ -35,10 +35,14 @@ def leaving_changes(wish: Wish, path: Path, delta: Delta, place: Place) -> Itera
 
 
 def leave_prepared(wish: Wish, path: Path, delta: Delta, place: Place) -> None:
-    """Leave what a version that is prepared changes in the checkpoint at `path`, which it starts from, if that is
-    wished for."""
-    if wish.changes is not None and not has_ahead(wish.changes, place):
-        leave_ahead(wish.changes, place, delta, _taken(wish, path, delta))
+    """Leave what a version that is prepared changes in the checkpoint at `path`, which was seen to come to it, if that
+    is wished for. WrongBaseError if it is not where that starts from."""
+    if wish.changes is None or has_ahead(wish.changes, place):
+        return
+    if not _is_at_base(path, delta):
+        facts = f"is not in the state that version {place.version} starts from; it was when it was pulled"
+        raise WrongBaseError(str(path), facts, hint="dcr verify tells what was changed, dcr pull --repair mends it")
+    leave_ahead(wish.changes, place, delta, _taken(wish, path, delta))
 
 
 def is_left(wish: Wish, place: Place) -> bool:
