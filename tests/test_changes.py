@@ -222,6 +222,13 @@ def test_what_is_prepared_is_left_before_it_is_committed(tmp_path: Path, mode: s
     assert held(module) == held(loaded(Engine, target))
 
 
+def test_what_is_given_up_goes_with_the_next_version(host: Host) -> None:
+    host.publish(prepare=True)
+    assert [path.name.partition("-")[0] for path in host.pull()] == ["prepared"]
+    host.publish()
+    assert [path.name.partition("-")[0] for path in host.pull()] == ["0000000002"]
+
+
 def test_who_follows_leaves_what_is_prepared_also_if_it_was_staged_before(host: Host) -> None:
     host.publish(prepare=True)
     assert pull(host.remote, host.checkpoint, receiver="host", jobs=1).staged == 2
