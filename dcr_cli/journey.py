@@ -24,7 +24,7 @@ from dcr_cli.fetch.beside import spool_beside
 from dcr_cli.fetch.download import FetchedDocuments, at_once, fetch_versions
 from dcr_cli.fetch.ending import arrival_at, end, is_due, note
 from dcr_cli.fetch.held import leave_record
-from dcr_cli.fetch.leaving import leaving_changes
+from dcr_cli.fetch.leaving import arrived, is_arriving, leaving_changes
 from dcr_cli.fetch.losses import telling_spoiled_files
 from dcr_cli.fetch.position import Position
 from dcr_cli.fetch.pull_result import PullResult
@@ -64,6 +64,7 @@ class Trip:
     unreadable: tuple[str, ...] = ()
     previous: str | None = None
     reloaded: tuple[Reloaded, ...] = ()
+    published_changes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +85,11 @@ class Journey:
         if noted is not None and noted.known == position.known and not self.standing.is_adopted:
             position = replace(noted, newer=position.newer)
         is_noted = position == noted and self.situation.is_at_position
-        if not self.wish.dry_run and (not is_noted or is_due(position, self.wish)):
+        is_over = is_noted and not is_due(position, self.wish) and not is_arriving(self.wish, own.version.place)
+        if not self.wish.dry_run and not is_over:
             with self._locked() as spool:
                 self._adopt()
+                self._arrive()
                 if not is_noted:
                     note(self.path, position)
                 if spool is not None:
@@ -108,6 +111,7 @@ class Journey:
             cut = self._cut(scout, way)
             if spool is not None:
                 self._adopt()
+                self._arrive()
             documents = scout.documents(way, spool)
             if spool is not None:
                 self._distrust()
@@ -172,7 +176,7 @@ class Journey:
                     spool.share([each.place for each in left], other)
             note(folder, position)
 
-        with leaving_changes(self.wish, self.path, deltas[0], documents[0].place):
+        with leaving_changes(self.wish, self.path, deltas[0], documents[0].place) as names:
             applied = apply_chain(
                 deltas,
                 self.path,
@@ -181,6 +185,7 @@ class Journey:
                 progress=effort.progress,
                 remote=self.source.shown,
             )
+        self.trip.published_changes += tuple(names)
         note(self.path, position)
         is_there_still = applied.already or self.wish.mode != ASIDE
         spool.keep([each.place for each in left] if is_there_still else ())
@@ -255,6 +260,12 @@ class Journey:
             with open_root(os.path.realpath(self.path)) as root, Receiver(root) as receiver:
                 leave_record(receiver, self.standing.held, self.standing.listing)
 
+    def _arrive(self) -> None:
+        """Have what was left of the receiver's version, when that was prepared, get its name: a run that was stopped
+        may have brought the receiver there, and no more."""
+        if self.standing.own is not None:
+            self.trip.published_changes += arrived(self.wish, self.standing.own.version.place)
+
     def _distrust(self) -> None:
         """Note that what the receiver is built from is trusted by those alone who trust what comes now: should this be
         stopped, whoever finishes it does not know how it came."""
@@ -292,4 +303,5 @@ class Journey:
             foreign=self.trip.foreign,
             previous=self.trip.previous,
             reloaded=self.trip.reloaded,
+            published_changes=self.trip.published_changes,
         )

@@ -64,7 +64,8 @@ def pull(
     `receiver`'s name is what it acknowledges the version by, signed with `receiver_key`; one that has a name also
     stages the version after it, if that is prepared; what prevents that is no error of the pull: the result has it as
     `staging_error`. In the folder
-    `publish_changes`, what each delta changes is left, decoded, for whoever serves from it. `fallbacks` lead to the
+    `publish_changes`, what each delta changes is left, decoded, for whoever serves from it, and, staged as with a name,
+    what the version changes that is prepared. `fallbacks` lead to the
     same remote, and are asked in their order where it does not answer. Raises
     what `apply` raises,
     TransportError, NotFoundError (no remote, no such version), DamagedError, WrongBaseError (another state or history,
@@ -110,5 +111,6 @@ def _with_next(store: Store, path: Path, wish: Wish, result: PullResult) -> Pull
 
 
 def _stages(wish: Wish) -> bool:
-    """Whether a receiver says what it has staged; one that goes back does not wait for what comes."""
-    return wish.speaker is not None and wish.version is None and not wish.dry_run
+    """Whether somebody waits for what a receiver stages, who hears of it, or takes what it changes; one that goes back
+    does not wait for what comes."""
+    return (wish.speaker is not None or wish.changes is not None) and wish.version is None and not wish.dry_run

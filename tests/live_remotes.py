@@ -10,7 +10,9 @@ from live_modules import FORMS, new_bits, train, write
 
 
 class TrainedRemote:
-    """A remote in a folder, whose versions can be decoded from slices."""
+    """A remote in a folder, whose versions can be decoded from slices, where its encodings are these."""
+
+    encodings: tuple[str, ...] = ("gap", "whole")
 
     def __init__(self, root: Path) -> None:
         self.root, self.url = root, str(root / "remote")
@@ -23,6 +25,6 @@ class TrainedRemote:
         if self.versions:
             self.bits = train(self.bits, FORMS, len(self.versions))
         path = write(self.root / f"v{len(self.versions) + 1}", FORMS, self.bits)
-        push(path, self.url, baseline=self.root / "baseline", encodings=["gap", "whole"], jobs=1, **options)
+        push(path, self.url, baseline=self.root / "baseline", encodings=self.encodings, jobs=1, **options)
         self.versions.append(path)
         return path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Generator
 from contextlib import closing
 from functools import partial
@@ -13,13 +14,20 @@ import numpy as np
 import pytest
 
 from commands import Run, is_failure
-from dcr_cli import apply, follow, pull, push
-from dcr_cli.changes import folder as folders
+from dcr_cli import apply, commit, follow, pull, push
+from dcr_cli.advance import stage_next
+from dcr_cli.changes import folder as folders, places
 from dcr_cli.checkpoint.digest import blake3_text, object_digest
-from dcr_cli.errors import DamagedError, LocalError, UnsupportedError, UsageError, WrongBaseError
+from dcr_cli.errors import DamagedError, LocalError, NotFoundError, UnsupportedError, UsageError, WrongBaseError
+from dcr_cli.fetch import leaving
+from dcr_cli.fetch.wish import make_wish
+from dcr_cli.follow import Follower
 from dcr_cli.live import Receiver, content_of
+from dcr_cli.receiver.install.gather import Effort
+from dcr_cli.remote.hint import read_hint
 from dcr_cli.remote.history import require_history
 from dcr_cli.remote.log import Log
+from dcr_cli.report.pulls import arrival_lines
 from dcr_cli.store.opening import open_store
 from live_modules import FORMS, Engine, held, loaded, new_bits, train, write
 
@@ -39,16 +47,21 @@ class Host:
         self.publish()
         pull(self.remote, self.checkpoint, jobs=1)
 
-    def publish(self) -> Path:
+    def publish(self, **options: Any) -> Path:
         if self.versions:
             self.bits = train(self.bits, FORMS, len(self.versions))
         self.versions.append(write(self.root / f"v{len(self.versions) + 1}", FORMS, self.bits))
-        push(self.versions[-1], self.remote, baseline=self.root / "baseline", encodings=self.encodings, jobs=1)
+        push(
+            self.versions[-1], self.remote, baseline=self.root / "baseline", encodings=self.encodings, jobs=1, **options
+        )
         return self.versions[-1]
 
     def pull(self, **options: Any) -> list[Path]:
         pull(self.remote, self.checkpoint, publish_changes=self.changes, jobs=1, **options)
         return sorted(self.changes.iterdir())
+
+    def names(self) -> list[str]:
+        return [path.name.partition("-")[0] for path in sorted(self.changes.iterdir())]
 
     def content(self, version: int) -> bytes:
         with open_store(self.remote) as store:
@@ -124,28 +137,44 @@ def _elements(root: Path) -> list[tuple[str, Any]]:
 
 def test_the_command_and_who_follows(host: Host, run: Run) -> None:
     host.publish()
-    ran = run("pull", host.remote, host.checkpoint, "--publish-changes", host.changes)
+    command = ("pull", host.remote, host.checkpoint, "--publish-changes", host.changes)
+    ran = run(*command)
     assert ran.code == 0, ran.err
+    (second,) = host.changes.iterdir()
+    assert f"\n  changes    of 1 version published: {second.name}\n" in ran.out
+    for _ in range(2):
+        host.publish()
+    told = json.loads(run(*command, "--json").out)["published_changes"]
+    assert told == sorted(path.name for path in host.changes.iterdir())[1:] and len(told) == 2
+    again = run(*command)
+    assert again.out.startswith("already there") and "changes" not in again.out.partition("\n")[2]
+    assert json.loads(run(*command, "--json").out)["published_changes"] == []
     host.publish()
     arrivals = follow(host.remote, host.checkpoint, tell=print, publish_changes=host.changes, jobs=1)
     with closing(cast("Generator[Any, None, None]", arrivals)):
-        next(arrivals)
-    assert len(list(host.changes.iterdir())) == 2
+        arrival = next(arrivals)
+    assert arrival.result.published_changes == (sorted(path.name for path in host.changes.iterdir())[-1],)
+    assert "changes of 1 version published" in "".join(line.text for line in arrival_lines(arrival))
     laid = ("pull", host.remote, host.checkpoint, "--publish-changes", host.changes, "--layout", host.root / "layout")
     assert is_failure(run(*laid), 2, "needs a checkpoint in canonical form")
 
 
 def test_only_the_newest_are_kept_and_nothing_that_a_stop_has_left(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folders, "KEPT", 2)
-    left = host.changes / ".new-0000000002-x"
-    left.mkdir()
-    (left / "changes.data").write_bytes(b"half")
+    monkeypatch.setattr(places, "KEPT", 2)
+    for name in (".new-0000000002-x", ".gone-0000000001-x"):
+        (host.changes / name).mkdir()
+        (host.changes / name / "changes.data").write_bytes(b"half")
     (host.changes / "notes").write_text("somebody's")
     for _ in range(STEPS):
         host.publish()
         host.pull()
-    names = [path.name.partition("-")[0] for path in sorted(host.changes.iterdir())]
-    assert names == ["0000000003", "0000000004", "notes"]
+    assert host.names() == ["0000000003", "0000000004", "notes"]
+    # Back at a version before, the way is the one from there.
+    pull(host.remote, host.checkpoint, version=1, jobs=1)
+    host.pull(version=2)
+    assert host.names() == ["0000000002", "notes"]
+    host.pull()
+    assert host.names() == ["0000000003", "0000000004", "notes"]
 
 
 def test_what_is_not_applied_is_not_published(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,6 +189,92 @@ def test_what_is_not_applied_is_not_published(host: Host, monkeypatch: pytest.Mo
             host.pull()
     assert list(host.changes.iterdir()) == []
     assert len(host.pull()) == 1
+
+
+@pytest.mark.parametrize("mode", ["replace", "in-place", "aside"])
+@pytest.mark.parametrize("receiver", [None, "host"])
+def test_what_is_prepared_is_left_before_it_is_committed(tmp_path: Path, mode: str, receiver: str | None) -> None:
+    host = Host(tmp_path)
+    if mode == "aside":
+        host.checkpoint.rename(tmp_path / "folder")
+        host.checkpoint.symlink_to("folder")
+    module = loaded(Engine, host.versions[0])
+    host.publish(prepare=True)
+    options: dict[str, Any] = {"mode": mode, "receiver": receiver, "publish_changes": host.changes, "jobs": 1}
+    assert pull(host.remote, host.checkpoint, **options).staged == 2
+    (given_up,) = host.changes.iterdir()
+    assert given_up.name.startswith("prepared-0000000002-")
+    # Another one takes its place; what was done is not done again.
+    target = host.publish(prepare=True)
+    assert pull(host.remote, host.checkpoint, **options).staged == 2
+    (ahead,) = host.changes.iterdir()
+    before = ahead.stat().st_mtime_ns
+    assert ahead.name != given_up.name and pull(host.remote, host.checkpoint, **options).staged == 2
+    Receiver(module, checkpoint=host.versions[0]).stage(ahead)
+    commit(host.remote, quorum=None if receiver is None else 1)
+    name = ahead.name.removeprefix("prepared-")
+    assert pull(host.remote, host.checkpoint, **options).published_changes == (name,)
+    (path,) = host.changes.iterdir()
+    assert (path.name, path.stat().st_mtime_ns) == (name, before)
+    live = Receiver(module, checkpoint=host.versions[0])
+    live.stage(path)
+    live.apply()
+    assert held(module) == held(loaded(Engine, target))
+
+
+def test_what_is_given_up_goes_with_the_next_version(host: Host) -> None:
+    host.publish(prepare=True)
+    assert [path.name.partition("-")[0] for path in host.pull()] == ["prepared"]
+    host.publish()
+    assert [path.name.partition("-")[0] for path in host.pull()] == ["0000000002"]
+
+
+def test_who_follows_leaves_what_is_prepared_also_if_it_was_staged_before(host: Host) -> None:
+    host.publish(prepare=True)
+    assert pull(host.remote, host.checkpoint, receiver="host", jobs=1).staged == 2
+    wish = make_wish(Effort(1, None), receiver="host", publish_changes=host.changes)
+    with open_store(host.remote) as store:
+        follower = Follower(store, host.checkpoint, wish, print)
+        for _ in range(3):
+            assert follower._round() is None
+        (ahead,) = host.changes.iterdir()
+        assert ahead.name.startswith("prepared-")
+        commit(host.remote, quorum=1)
+        arrival = follower._round()
+        assert arrival is not None and arrival.result.published_changes == (ahead.name.removeprefix("prepared-"),)
+
+
+def test_what_is_prepared_is_left_only_from_where_it_starts(host: Host) -> None:
+    host.publish(prepare=True)
+    with open_store(host.remote) as store:
+        hint = read_hint(store)
+    assert hint is not None
+    pull(host.remote, host.checkpoint, receiver="host", jobs=1)
+    delta = shutil.copytree(host.checkpoint / ".dcr/fetched" / str(hint.place), host.root / "delta")
+    apply(delta, host.checkpoint, jobs=1)
+    wish = make_wish(Effort(1, None), publish_changes=host.changes)
+    with open_store(host.remote) as store, pytest.raises(WrongBaseError, match="is not in the state that version 2"):
+        stage_next(store, host.checkpoint, wish)
+    assert list(host.changes.iterdir()) == []
+
+
+def test_what_was_stopped_gets_its_name_later(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checkpoint was brought to the version by a run that could say no more."""
+    for is_newer_there in (False, True):
+        host.publish(prepare=True)
+        host.pull()
+        commit(host.remote)
+        (ahead,) = host.changes.glob("prepared-*")
+        with monkeypatch.context() as patched:
+            patched.setattr(leaving, "arrive", lambda *given: (_ for _ in ()).throw(LocalError("disk", "is gone")))
+            with pytest.raises(LocalError):
+                host.pull()
+        if is_newer_there:
+            host.publish()
+        name = ahead.name.removeprefix("prepared-")
+        told = pull(host.remote, host.checkpoint, publish_changes=host.changes, jobs=1).published_changes
+        assert told[0] == name and len(told) == 1 + is_newer_there
+        assert not ahead.exists() and (host.changes / name).is_dir()
 
 
 def test_what_was_damaged_is_refused(host: Host) -> None:
@@ -189,6 +304,8 @@ def test_what_was_damaged_is_refused(host: Host) -> None:
     wrong[-8] ^= 1
     (path / folders.DATA_NAME).write_bytes(wrong)
     refuses("is not the data")
+    with pytest.raises(NotFoundError, match="each in a folder of its own"):
+        receiver.stage(host.changes)
     old = held(module)
     refuses("would not become", WrongBaseError, blake3=blake3_text(object_digest(bytes(wrong))))
     assert held(module) == old

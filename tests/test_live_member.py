@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dcr_cli import commit
+from dcr_cli import PullResult, commit, pull
+from dcr_cli.changes import places
+from dcr_cli.delta.delta import open_delta
 from dcr_cli.errors import ConflictError, DamagedError, NotFoundError, UnsupportedError, UsageError, WrongBaseError
 from dcr_cli.live import Fate, Member, Receiver, content_of
 from dcr_cli.remote.history import require_history
@@ -116,6 +119,19 @@ def test_a_version_that_is_given_up_is_forgotten(remote: Remote) -> None:
         assert remote.said() == ["one.applied", "one.staged", "one.staged"]
 
 
+def test_what_is_prepared_in_its_place_is_staged(remote: Remote) -> None:
+    """Nobody has to see that the first one was given up: a quorum for the second one would wait for ever."""
+    module = remote.module(1)
+    with Member(Receiver(module), remote.url, version=1, name="one") as member:
+        remote.publish(prepare=True)
+        assert member.stage_next() is not None and member.stage_next() is None
+        target = remote.publish(prepare=True)
+        assert member.stage_next() is not None and member.stage_next() is None
+        assert commit(remote.url, quorum=1).staged == ("one",)
+        assert member.apply() == 2
+    assert held(module) == held(loaded(Engine, target))
+
+
 def test_one_that_died_comes_back_from_its_checkpoint(remote: Remote) -> None:
     """Staged, committed while it was dead, and two versions later."""
     with Member(Receiver(remote.module(1)), remote.url, version=1, name="one") as member:
@@ -215,3 +231,152 @@ def test_a_member_is_at_the_version_that_it_says(remote: Remote) -> None:
         Member(receiver, remote.url, version=2)
     with Member(receiver, remote.url, version=1) as member, pytest.raises(UsageError, match="no version is staged"):
         member.apply()
+
+
+class Host(Remote):
+    """A remote of `context` alone, a checkpoint that is pulled from it, and a folder for what that decodes."""
+
+    encodings = ("context", "whole")
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.changes = root / "changes"
+        self.changes.mkdir()
+        pull(self.url, root / "replica", jobs=1)
+
+    def pull(self, **options: Any) -> PullResult:
+        return pull(self.url, self.root / "replica", publish_changes=self.changes, jobs=1, **options)
+
+    def ranks(self, version: int = 1) -> list[Any]:
+        return [loaded(make, self.versions[version - 1]) for make in RANKS]
+
+    def member(self, rank: int, module: Any, **options: Any) -> Member:
+        receiver = Receiver(module, checkpoint=self.versions[0])
+        given = {"version": 1, "name": f"rank-{rank}", "changes": self.changes, **options}
+        return Member(receiver, self.url, **given)
+
+
+RANKS = [partial(Engine, rank, 2) for rank in range(2)]
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    return Host(tmp_path)
+
+
+def test_ranks_that_hold_slices_switch_together_by_what_a_pull_decodes(host: Host) -> None:
+    modules = host.ranks()
+    members = [host.member(rank, module) for rank, module in enumerate(modules)]
+    target = host.publish(prepare=True)
+    for member in members:
+        # The pull has not come: nobody waits in here, and nobody says anything.
+        assert (member.stage_next(), member.awaited_version, member.staged_version) == (None, 2, None)
+    with pytest.raises(ConflictError, match="0 of 3 receivers have staged version 2 in time"):
+        commit(host.url, quorum=3)
+    assert host.pull(receiver="host").staged == 2
+    for member in members:
+        staged = member.stage_next()
+        assert staged is not None and (staged.version, member.awaited_version) == (2, None)
+        assert Path(staged.delta).name.startswith("prepared-0000000002-")
+    assert commit(host.url, quorum=3).staged == ("host", "rank-0", "rank-1")
+    # The members need not wait for the pull, which has it no more than they.
+    for member, module, make in zip(members, modules, RANKS, strict=True):
+        assert member.apply() == 2
+        assert held(module) == held(loaded(make, target))
+    ranks = [f"rank-{number}.{stage}" for number in range(2) for stage in ("applied", "staged")]
+    assert host.said() == ["host.applied", "host.staged", *ranks]
+    # And then it need not be prepared.
+    host.publish()
+    target = host.publish()
+    assert [member.catch_up() for member in members] == [(), ()] and members[0].awaited_version == 3
+    host.pull()
+    for member, module, make in zip(members, modules, RANKS, strict=True):
+        with member:
+            assert member.catch_up() == (3, 4) and member.awaited_version is None
+            assert held(module) == held(loaded(make, target))
+
+
+def test_a_version_that_has_gone_from_the_folder_is_told_of(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(places, "KEPT", 2)
+    for _ in range(3):
+        host.publish()
+    host.pull()
+    with host.member(0, host.ranks()[0]) as member:
+        for _ in range(2):
+            with pytest.raises(NotFoundError, match="no changes of version 2, and is at version 4"):
+                member.stage_next()
+        assert member.version == 1
+
+
+def test_a_version_with_an_anchor_alone_is_told_of(host: Host) -> None:
+    host.publish(no_delta=True)
+    with host.member(0, host.ranks()[0]) as member, pytest.raises(UnsupportedError, match="has only an anchor"):
+        member.stage_next()
+
+
+def test_a_folder_of_another_history_is_not_taken(host: Host, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    other = Host(tmp_path / "other")
+    host.publish()
+    # Of the same weights, by the same steps, and signed by nobody.
+    other.publish()
+    other.pull()
+    with host.member(0, host.ranks()[0], changes=other.changes) as member:
+        with pytest.raises(WrongBaseError, match="changes of another version 2"):
+            member.stage_next()
+        # Under the name that is expected, it says itself what it is.
+        host.pull()
+        (right,), (wrong,) = host.changes.iterdir(), other.changes.iterdir()
+        wrong.rename(other.changes / right.name)
+        with pytest.raises(WrongBaseError, match="of another version than"):
+            member.stage_next()
+    with pytest.raises(UsageError, match="is no folder"):
+        host.member(0, host.ranks()[0], changes=tmp_path / "none")
+    with host.member(0, host.ranks()[0]) as member:
+        assert member.catch_up() == (2,)
+        # One that is behind, too.
+        host.publish()
+        right.rename(right.with_name(right.name[:-1] + ("1" if right.name[-1] == "0" else "0")))
+        with pytest.raises(WrongBaseError, match="changes of another version 2"):
+            member.stage_next()
+
+
+def test_what_is_given_up_and_prepared_anew_is_staged_from_the_folder(host: Host) -> None:
+    module = host.ranks()[0]
+    with host.member(0, module) as member:
+        host.publish(prepare=True)
+        host.pull()
+        assert member.stage_next() is not None
+        target = host.publish(prepare=True)
+        # What was left of the first one is no more than that.
+        assert (member.stage_next(), member.awaited_version) == (None, 2)
+        host.pull()
+        assert member.stage_next() is not None
+        commit(host.url, quorum=1)
+        host.pull()
+        assert member.apply() == 2 and held(module) == held(loaded(RANKS[0], target))
+
+
+def test_what_moves_while_it_is_read_is_looked_for_again(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = host.ranks()[0]
+    target = host.publish(prepare=True)
+    host.pull()
+    commit(host.url)
+
+    def move(path: Path) -> Any:
+        monkeypatch.undo()
+        host.pull()
+        return open_delta(path)
+
+    with host.member(0, module) as member:
+        monkeypatch.setattr("dcr_cli.live.offer.open_delta", move)
+        assert member.catch_up() == (2,)
+    assert held(module) == held(loaded(RANKS[0], target))
+
+
+def test_what_needs_a_pull_says_so(host: Host) -> None:
+    host.publish()
+    receiver = Receiver(host.ranks()[0], checkpoint=host.versions[0])
+    with Member(receiver, host.url, version=1) as member, pytest.raises(UnsupportedError, match="not all held") as told:
+        member.stage_next()
+    assert told.value.hint is not None and "--publish-changes DIR" in told.value.hint and "changes=" in told.value.hint

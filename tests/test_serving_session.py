@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from dcr_cli import commit
+from dcr_cli import commit, pull
 from dcr_cli.errors import ConflictError, HookError, NotFoundError, UnsupportedError, UsageError, WrongBaseError
 from dcr_cli.live import Member, Receiver
 from dcr_cli.serving.outside import check_nothing_outside
@@ -237,3 +238,78 @@ def test_a_session_that_cannot_begin_lets_go_of_the_remote(remote: Remote, monke
     with pytest.raises(UnsupportedError, match="its loader failed"):
         Session(module, lambda weights: 1 / 0, remote.settings(), alone())
     assert len(closed) == 1
+
+
+class Host(Remote):
+    """A remote of `context` alone, a checkpoint that is pulled from it, and a folder for what that decodes."""
+
+    encodings = ("context", "whole")
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.changes = root / "changes"
+        self.changes.mkdir()
+        self.pull()
+
+    def pull(self) -> None:
+        pull(self.url, self.root / "replica", publish_changes=self.changes, jobs=1)
+
+    def begin(self, **options: Any) -> tuple[Any, Session]:
+        module = loaded(partial(Engine, 0, 2), self.versions[0])
+        return module, Session(module, module.load_weights, self.settings(may_lack=("*",), **options), alone())
+
+
+def wait_for(is_so: Callable[[], object]) -> None:
+    end = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_what_a_pull_decodes_is_staged_as_soon_as_it_is_there(tmp_path: Path) -> None:
+    host = Host(tmp_path)
+    module, session = host.begin(name="server", changes=str(host.changes))
+    old, target = held(module), host.publish(prepare=True)
+    session.update(2)
+    # Whoever finishes it before is told so at once, and nothing was changed.
+    with pytest.raises(ConflictError, match=r"what version 2 changes is not in .*changes yet") as told:
+        session.finish()
+    assert told.value.retryable and "--publish-changes" in str(told.value.hint)
+    session.update(2)
+    host.pull()
+    wait_for(lambda: any("rank-0.staged" in each for each in host.said()))
+    with pytest.raises(ConflictError, match="is prepared, not committed"):
+        session.finish()
+    assert held(module) == old
+    commit(host.url, quorum=1)
+    assert session.finish() == 2
+    assert held(module) == held(loaded(partial(Engine, 0, 2), target))
+    # Some at a time: as far as the pull has come.
+    host.publish()
+    host.pull()
+    target = host.publish()
+    session.update(4)
+    wait_for(lambda: session._member.staged_version)
+    with pytest.raises(ConflictError, match="what version 4 changes is not in"):
+        session.finish()
+    assert session.version == 3
+    session.update(4)
+    host.pull()
+    assert session.finish() == 4 and held(module) == held(loaded(partial(Engine, 0, 2), target))
+    # Nobody who closes it waits for a pull that never comes.
+    host.publish()
+    session.update(5)
+    session.close()
+
+
+def test_without_what_a_pull_decodes_it_is_said_what_to_do(tmp_path: Path) -> None:
+    host = Host(tmp_path)
+    _, session = host.begin()
+    host.publish()
+    session.update(2)
+    with pytest.raises(UnsupportedError, match="is not all held here") as told:
+        session.finish()
+    assert "changes=DIR" in str(told.value.hint)
+    session.close()
+    with pytest.raises(UsageError, match="is no folder"):
+        host.begin(changes=str(tmp_path / "none"))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from dcr_cli import push
+from dcr_cli import pull, push
 from dcr_cli.errors import ConflictError, UsageError
 from dcr_cli.serving.sglang import load, message
 from live_modules import FORMS, Engine, addresses, held, loaded, new_bits, train, write
@@ -54,6 +54,22 @@ def test_a_model_takes_versions(versions: list[Path]) -> None:
     assert addresses(server.model) == before
     said = [path.name for path in (versions[0].parent / "remote").glob("acks/*/*")]
     assert len(said) == 5, said
+
+
+def test_a_model_takes_what_a_pull_has_decoded(versions: list[Path]) -> None:
+    root = versions[0].parent
+    remote, changes = root / "remote", root / "changes"
+    changes.mkdir()
+    pull(remote, root / "replica", version=1, jobs=1)
+    pull(remote, root / "replica", publish_changes=changes, jobs=1)
+    # All that is fetched of the remote are its commits.
+    for path in remote.glob("versions/*/*"):
+        path.rename(path.with_name(f"gone-{path.name}"))
+    server = Server(loaded(Engine, versions[0]))
+    server.update_weights_from_tensor(begin(versions, changes=str(changes)))
+    server.update_weights_from_tensor(message("update", version=3))
+    server.update_weights_from_tensor(message("finish"))
+    assert held(server.model) == held(loaded(Engine, versions[2]))
 
 
 def test_each_model_has_a_session_of_its_own(versions: list[Path]) -> None:

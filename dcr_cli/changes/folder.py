@@ -1,13 +1,12 @@
-"""Folders with what versions change, decoded (FORMAT 12.1): written by one pull, read by all that serve on its host.
+"""A folder with what a version changes, decoded (FORMAT 12.1): written by one pull, read by all that serve on its host.
 
-Which changes those are is taking.py's matter.
+Which changes those are is taking.py's matter, which versions' folders there are that of places.py.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,9 +28,6 @@ from dcr_cli.layout.box import Indices
 
 FORMAT = "dcr-changes-1"
 NAME, DATA_NAME = "changes.json", "changes.data"
-# So many versions are kept: whoever serves, and comes later, goes on from the remote.
-KEPT = 8
-_NEW = ".new-"
 _LIMIT = 256 << 20
 _ALIGNMENT = 8
 _WIDE = 1 << 32
@@ -64,32 +60,8 @@ def has_changes(folder: Path) -> bool:
     return (folder / NAME).exists()
 
 
-@contextmanager
-def publishing(folder: Path, name: str, delta: Delta, taken: Sequence[Taken]) -> Iterator[None]:
-    """Write what a delta changes below `folder`, and give it its name if nothing is raised within; what is older than
-    the newest ones goes then.
-
-    What a stopped run has left goes first. Whoever reads what goes finds it gone, or has it open. Raises LocalError.
-    """
-    with open_folder(folder) as root:
-        for left in root.names():
-            if left.startswith(_NEW):
-                root.remove_tree(left)
-        new = _NEW + name
-        root.make_folder(new)
-        try:
-            _write(root, new, delta, taken)
-            yield
-        except BaseException:
-            root.remove_tree(new)
-            raise
-        root.remove_tree(name, missing_ok=True)
-        root.rename(new, root, name)
-        for old in sorted(each for each in root.names() if _is_version(each))[:-KEPT]:
-            root.remove_tree(old)
-
-
-def _write(root: Folder, new: str, delta: Delta, taken: Sequence[Taken]) -> None:
+def write_changes(root: Folder, new: str, delta: Delta, taken: Sequence[Taken]) -> None:
+    """Write what a delta changes, and its documents, into the folder `new` below `root`. Raises LocalError."""
     data, spots = _encode(taken)
     document = {
         "format": FORMAT,
@@ -157,8 +129,3 @@ def _is_row(row: Any) -> bool:
 
 def _aligned(size: int) -> int:
     return -(-size // _ALIGNMENT) * _ALIGNMENT
-
-
-def _is_version(name: str) -> bool:
-    number, _, rest = name.partition("-")
-    return len(number) == 10 and number.isdecimal() and bool(rest)

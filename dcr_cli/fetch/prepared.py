@@ -15,6 +15,7 @@ from dcr_cli.delta.line import COMMIT_LIMIT
 from dcr_cli.delta.payload_reader import PayloadReader
 from dcr_cli.errors import DamagedError
 from dcr_cli.fetch.download import fetch_delta_documents, fetch_versions
+from dcr_cli.fetch.leaving import is_left, leave_prepared
 from dcr_cli.fetch.source import Source
 from dcr_cli.fetch.spool import Spool
 from dcr_cli.fetch.wish import Wish
@@ -60,15 +61,17 @@ def find_prepared(source: Source, own: Known) -> Published | None:
 
 
 def is_staged(spool: Spool, place: Place, wish: Wish) -> bool:
-    """Whether a version is staged, and its receiver has said so, if it says anything."""
-    if wish.speaker is None:
-        return spool.has_delta(place)
-    return spool.has_delta(place) and spool.read(place, _SAID, _VOICE_LIMIT) == wish.speaker.voice.encode()
+    """Whether a version is staged, and its receiver has said so, if it says anything, and has left what it changes, if
+    it leaves that."""
+    if not spool.has_delta(place) or not is_left(wish, place):
+        return False
+    return wish.speaker is None or spool.read(place, _SAID, _VOICE_LIMIT) == wish.speaker.voice.encode()
 
 
 def stage(source: Source, path: Path, spool: Spool, published: Published, wish: Wish) -> None:
     """Fetch a prepared version, have its changes decoded against the checkpoint at `path`, and say that it is staged;
-    aside, the folder that the link will be turned to is built.
+    aside, the folder that the link will be turned to is built. What it changes is left for those who serve from it
+    before that is said: who counts this receiver counts them as able to stage it.
 
     Raises what fetching and applying it would raise; then nothing is said.
     """
@@ -77,7 +80,7 @@ def stage(source: Source, path: Path, spool: Spool, published: Published, wish: 
         return
     documents = fetch_delta_documents(source.store, published, version.delta, spool)
     fetch_versions(source.store, spool, [documents], effort)
-    if wish.speaker is None:
+    if wish.speaker is None and wish.changes is None:
         return
     opened = open_delta(spool.path(version.place))
     with PayloadReader(opened.folder, opened.manifest.payloads) as payloads:
@@ -88,6 +91,9 @@ def stage(source: Source, path: Path, spool: Spool, published: Published, wish: 
         else:
             with open_root(path) as root:
                 rehearse_change(root, target, wish.mode, wish.view)
+    leave_prepared(wish, path, opened, version.place)
+    if wish.speaker is None:
+        return
     is_built = wish.mode == ASIDE
     word = Word(version.history, version.place, version.target, STAGED, is_built=is_built)
     say(source.store, wish.speaker, word, time.time())

@@ -25,7 +25,8 @@ class PullResult:
     which the receiver is ready for. `damaged` says of each object of the remote that is damaged, and was gone around,
     what is wrong with it. `unreadable` files could not be read, and what they lacked was fetched. `foreign`
     files are no part of the checkpoint and were left. `previous` is the folder that a link pointed at before, if it is
-    left there. `reloaded` are the engines that have loaded it.
+    left there. `reloaded` are the engines that have loaded it. `published_changes` are the
+    folders, by their names, in which what these versions change was left, decoded.
     """
 
     checkpoint: str
@@ -51,3 +52,4 @@ class PullResult:
     foreign: tuple[str, ...] = ()
     previous: str | None = None
     reloaded: tuple[Reloaded, ...] = ()
+    published_changes: tuple[str, ...] = ()

@@ -16,7 +16,7 @@ from typing import Self
 from dcr_cli.checkpoint.digest import ObjectHasher
 from dcr_cli.checkpoint.in_progress import STATE_FOLDER
 from dcr_cli.delta.line import COMMIT_LIMIT
-from dcr_cli.delta.output import COMMIT_NAME, MANIFEST_NAME, PAYLOADS_NAME
+from dcr_cli.delta.output import COMMIT_NAME, PAYLOADS_NAME
 from dcr_cli.delta.payload import payload_name
 from dcr_cli.durable import PRIVATE_FOLDER_MODE, File, Folder
 from dcr_cli.errors import DcrError
@@ -26,7 +26,7 @@ from dcr_cli.receiver.install.wanted import Wanted, decode_wanted, encode_wanted
 from dcr_cli.receiver.room import free_bytes
 from dcr_cli.receiver.survey import open_root
 from dcr_cli.remote.anchor import ANCHOR_LIMIT
-from dcr_cli.remote.keys import Place, place_of_version
+from dcr_cli.remote.keys import Place, place_named
 from dcr_cli.remote.version import Published, decode_version
 
 _NAME = FETCHED.rpartition("/")[2]
@@ -91,7 +91,7 @@ class Spool:
 
     def places(self) -> list[Place]:
         """The versions of which something is there."""
-        return [place for place in map(_place_of, self._folder.names()) if place is not None]
+        return [place for place in map(place_named, self._folder.names()) if place is not None]
 
     def keep(self, places: Collection[Place]) -> None:
         """Remove what is there of all other versions, and what nobody knows."""
@@ -244,11 +244,6 @@ def spool_of(path: Path) -> Iterator[Spool]:
     """Open what was fetched for the checkpoint at `path`, or behind the link there, and keep others from it."""
     with open_root(os.path.realpath(path)) as root, Spool(root) as spool:
         yield spool
-
-
-def _place_of(name: str) -> Place | None:
-    found = place_of_version(f"versions/{name}/{MANIFEST_NAME}")
-    return found[0] if found is not None else None
 
 
 def _parts(file: File, size: int) -> Iterator[memoryview]:

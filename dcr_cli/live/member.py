@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from enum import Enum
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -20,10 +21,10 @@ from dcr_cli.errors import ConflictError, UsageError, WrongBaseError
 from dcr_cli.fetch.prepared import find_prepared
 from dcr_cli.fetch.source import Source, open_source, require_version
 from dcr_cli.fetch.words import Speaker, Word, say
-from dcr_cli.live.offer import fetch_offer
+from dcr_cli.live.offer import Offer, fetch_offer, find_offer
 from dcr_cli.live.ready import Staged
 from dcr_cli.live.receiver import Receiver
-from dcr_cli.remote.hint import GIVEN_UP, read_hint
+from dcr_cli.remote.hint import GIVEN_UP, PREPARED, read_hint
 from dcr_cli.remote.keys import APPLIED, STAGED, check_receiver
 from dcr_cli.remote.log import Known
 from dcr_cli.remote.signing import load_signing_key, trust_in
@@ -46,8 +47,14 @@ class Fate(Enum):
 class Member:
     """A live receiver of `remote` whose module is at `version`: the one that its checkpoint was at when it was loaded.
 
-    With a `name` it says what it has staged and applied, signed with `receiver_key`; each rank has a name of its own,
-    and a quorum counts ranks. A context manager, for one thread at a time. Whatever it raises, it may be called again.
+    With a `name` it says what it has staged and applied, signed with `receiver_key`; each rank has a name of its own. A
+    quorum counts names, those of ranks and those of pulls alike. A context manager, for one thread at a time. Whatever
+    it raises, it may be called again.
+
+    `changes` is the folder in which a pull of the same remote on this host leaves what versions change, decoded (FORMAT
+    12.1), what is prepared too: from there it takes them, and of the remote only its commits, so that `context` serves.
+    It goes no further than the pull has come, and waits for nothing: `awaited_version` says what it lacks. Who may
+    write there decides what a rank holds that sees slices alone.
     """
 
     def __init__(
@@ -59,14 +66,19 @@ class Member:
         name: str | None = None,
         receiver_key: str | os.PathLike[str] | None = None,
         trusted_keys: Sequence[str] = (),
+        changes: str | os.PathLike[str] | None = None,
         storage_options: Mapping[str, object] | None = None,
         jobs: int | None = None,
     ) -> None:
+        if changes is not None and not Path(changes).is_dir():
+            hint = "give the one that dcr pull --publish-changes has on this host"
+            raise UsageError("changes", f"{os.fspath(changes)} is no folder", hint=hint)
         if receiver_key is not None and name is None:
             raise UsageError("receiver_key", "signs what a receiver says, and needs its name")
         key = load_signing_key(receiver_key, "receiver_key") if receiver_key is not None else None
         self._speaker = Speaker(check_receiver(name), key) if name is not None else None
         self._receiver = receiver
+        self._changes = Path(changes) if changes is not None else None
         self._jobs = threads(jobs)
         self._exit = ExitStack()
         store = self._exit.enter_context(open_store(remote, storage_options))
@@ -78,6 +90,7 @@ class Member:
             self._exit.close()
             raise
         self._staged: Published | None = None
+        self._awaited: Published | None = None
         # What was done, and could not be said.
         self._unsaid: list[tuple[Published, str]] = []
 
@@ -99,6 +112,12 @@ class Member:
         """The version that is staged."""
         return self._staged.version.number if self._staged is not None else None
 
+    @property
+    def awaited_version(self) -> int | None:
+        """The version that `stage_next` found in the remote when it was called last, and could not stage as the pull
+        has not left in `changes` what it changes; None if there was none."""
+        return self._awaited.version.number if self._awaited is not None else None
+
     def announce(self) -> None:
         """Say that the version that the module was loaded at is applied, as one that was brought there would.
 
@@ -114,12 +133,15 @@ class Member:
 
     def stage_next(self) -> Staged | None:
         """Stage the version after the module's own, be it committed or prepared, and say that it is staged; None if
-        there is none, or if it is staged already.
+        there is none, if it is staged already, or if it is not in `changes` yet.
 
         What was staged, and turns out to have been given up, is forgotten. Raises what `Receiver.stage` raises, and
         TransportError or ConflictError if it cannot be said; the version is staged then, and the next call says it.
+        With `changes`, NotFoundError if what the version changes is there no more, WrongBaseError if that folder is of
+        another history.
         """
         self._speak()
+        self._awaited = None
         if self._staged is not None:
             if self.fate() is not Fate.GIVEN_UP:
                 return None
@@ -128,7 +150,11 @@ class Member:
         published = self._next()
         if published is None:
             return None
-        staged = self._receiver.stage_offer(fetch_offer(self._source.store, published, self._jobs))
+        offer = self._offer(published)
+        if offer is None:
+            self._awaited = published
+            return None
+        staged = self._receiver.stage_offer(offer)
         self._staged = published
         self._unsaid.append((published, STAGED))
         self._speak()
@@ -140,9 +166,11 @@ class Member:
         committed = self._source.log.read(staged.version.number, is_denied_absent=True)
         if committed is not None:
             return Fate.COMMITTED if committed.version == staged.version else Fate.GIVEN_UP
-        hint = read_hint(self._source.store)
+        hint, place = read_hint(self._source.store), staged.version.place
+        if hint is None or (hint.history, hint.place.version) != (staged.version.history, place.version):
+            return Fate.OPEN
         # A hint may be wrong: then the version is staged once more, when it is committed all the same.
-        is_given_up = hint is not None and hint.state == GIVEN_UP and hint.place == staged.version.place
+        is_given_up = hint.state == GIVEN_UP if hint.place == place else hint.state == PREPARED
         return Fate.GIVEN_UP if is_given_up else Fate.OPEN
 
     def wait(self, seconds: float, sleep: Callable[[float], None] = pause) -> Fate:
@@ -171,7 +199,8 @@ class Member:
         return staged.version.number
 
     def catch_up(self) -> tuple[int, ...]:
-        """Apply every committed version after the module's own, one after the other: which ones.
+        """Apply every committed version after the module's own, with `changes` as far as the pull has come, one after
+        the other: which ones.
 
         The module must not serve meanwhile. Raises what `stage_next` and `apply` raise.
         """
@@ -190,6 +219,12 @@ class Member:
             check_follows(own, committed.version, f"{self._source.shown}, version {number}")
             return committed
         return find_prepared(self._source, Known(own.version.history, own.version.number, own.blake3))
+
+    def _offer(self, published: Published) -> Offer | None:
+        """What the version after the module's own changes; None if the pull that is to say so has not come to it."""
+        if self._changes is None:
+            return fetch_offer(self._source.store, published, self._jobs)
+        return find_offer(self._changes, self._own, published, self._source.shown)
 
     def _require_staged(self) -> Published:
         if self._staged is None:

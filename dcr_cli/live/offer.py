@@ -1,4 +1,5 @@
-"""What a live receiver is offered: the documents and payloads of a delta, from a folder or fetched from a remote.
+"""What a live receiver is offered: the documents and payloads of a delta, from a folder or fetched from a remote, or
+what a pull has decoded of it.
 
 Payloads of a remote are kept in memory: they are as large as the changes, and nothing is written. What they say of a
 module is staging.py's matter.
@@ -14,14 +15,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dcr_cli.changes.folder import Changes, has_changes, read_changes
+from dcr_cli.changes.places import find, holds_versions
 from dcr_cli.checkpoint.digest import object_digest
 from dcr_cli.delta.chain import ChainPayloads
-from dcr_cli.delta.delta import open_delta
+from dcr_cli.delta.delta import Delta, open_delta
 from dcr_cli.delta.documents import Documents
 from dcr_cli.delta.manifest import PayloadRow, Run
+from dcr_cli.delta.output import COMMIT_NAME
 from dcr_cli.delta.payload import PayloadFacts, States, check_payload_start
 from dcr_cli.delta.payload_reader import PayloadReader
-from dcr_cli.errors import DamagedError, NotFoundError, UnsupportedError
+from dcr_cli.errors import DamagedError, DcrError, NotFoundError, UnsupportedError, WrongBaseError
 from dcr_cli.pool import run_all
 from dcr_cli.remote.documents import fetch_documents
 from dcr_cli.remote.history import require_history
@@ -100,7 +103,7 @@ def offer_of(
             published = Log(store, require_history(store).id, trust).find(int(match[2]))
             yield fetch_offer(store, published, jobs)
         return
-    opened = open_delta(delta, if_checkpoint="a live receiver is given deltas, or REMOTE@N")
+    opened = _open(delta)
     if has_changes(opened.folder):
         yield Offer(str(delta), opened, ChainPayloads([]), changes=read_changes(opened))
         return
@@ -109,13 +112,53 @@ def offer_of(
         yield Offer(str(delta), opened, ChainPayloads([payloads]))
 
 
-def fetch_offer(store: Store, published: Published, jobs: int) -> Offer:
-    """Fetch all of a version into memory, and check it."""
-    place = published.version.place
-    name = f"{store.shown}@{place.version}"
+def _open(delta: str | os.PathLike[str]) -> Delta:
+    try:
+        return open_delta(delta, if_checkpoint="a live receiver is given deltas, or REMOTE@N")
+    except NotFoundError as error:
+        if not os.path.isdir(delta) or not holds_versions(Path(delta)):
+            raise
+        facts = "holds the changes of versions, each in a folder of its own"
+        raise NotFoundError(str(delta), facts, hint="stage one of them, or use Member(..., changes=FOLDER)") from error
+
+
+def find_offer(folder: Path, before: Published, published: Published, shown: str) -> Offer | None:
+    """Open what a pull has decoded of a version of the remote `shown`, which follows `before`; None if it has not come
+    to it yet.
+
+    It counts if it says of itself that it is of this very version, byte for byte of its commit. Raises what finding and
+    reading it raise.
+    """
+    name = _require_delta(shown, published)
+    for _ in range(_TRIES):
+        path = find(folder, before.version.place, published.version.place)
+        if path is None:
+            return None
+        try:
+            opened = open_delta(path)
+            if opened.commit_blake3 != object_digest(published.signed.line):
+                facts = f"says by {COMMIT_NAME} that it is of another version than {name}"
+                raise WrongBaseError(str(path), facts, hint="let nobody write there but one dcr pull --publish-changes")
+            return Offer(str(path), opened, ChainPayloads([]), published, read_changes(opened))
+        except DcrError:
+            # It may have got its name meanwhile, or have gone.
+            if path.exists():
+                raise
+    return None
+
+
+def _require_delta(shown: str, published: Published) -> str:
+    """What a version of a remote is called; UnsupportedError if it has no delta."""
+    name = f"{shown}@{published.version.number}"
     if published.version.delta is None:
         facts = "has only an anchor: nothing of it says what changes"
         raise UnsupportedError(name, facts, hint="load the module anew, from its checkpoint at this version")
+    return name
+
+
+def fetch_offer(store: Store, published: Published, jobs: int) -> Offer:
+    """Fetch all of a version into memory, and check it."""
+    place, name = published.version.place, _require_delta(store.shown, published)
     documents = fetch_documents(store, published)
     if documents is None:
         raise NotFoundError(name, "its delta is there no more", hint="load the module anew, at a newer version")

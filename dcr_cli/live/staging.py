@@ -32,7 +32,10 @@ from dcr_cli.receiver.passes.runs import Runs
 
 # Positions are digested relative to the first one of so many elements.
 _SPAN_ELEMENTS = 1 << 31
-_OTHER_WAY = "a remote with --encodings gap,whole, or dcr pull --publish-changes, gives what a rank can take alone"
+_OTHER_WAY = (
+    "dcr pull --publish-changes DIR on this host decodes it: take it from there, changes=DIR; "
+    "or publish with --encodings gap,whole"
+)
 
 Elements = NDArray[Any]
 

@@ -24,6 +24,7 @@ _ID = re.compile(rf"[0-9a-f]{{{ID_DIGITS}}}")
 _NUMBER = r"((?!0{10})[0-9]{10})"
 _PLACE = rf"{_NUMBER}-([0-9a-f]{{{ID_DIGITS}}})"
 _NAME = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}"
+_NAMED = re.compile(_PLACE)
 _COMMIT = re.compile(rf"commits/{_NUMBER}\.json")
 _VERSION = re.compile(rf"versions/{_PLACE}/(.+)")
 _ANCHOR = re.compile(rf"anchors/{_PLACE}(?:\.json|/files/.+)")
@@ -103,6 +104,12 @@ def payload_key(place: Place, index: int) -> str:
 def part_key(place: Place, name: str) -> str:
     """The key of what one rank of several has published of a version."""
     return f"{VERSIONS}{place}/{_PARTS}{name}"
+
+
+def place_named(name: str) -> Place | None:
+    """The version that a folder is of by its name; None for other names."""
+    match = _NAMED.fullmatch(name)
+    return Place(int(match[1]), match[2]) if match else None
 
 
 def place_of_version(key: str) -> tuple[Place, str] | None:

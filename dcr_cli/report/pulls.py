@@ -31,6 +31,8 @@ def arrival_lines(arrival: Arrival) -> Iterator[Line]:
     if result.fetched_before_commit_bytes:
         payloads = max(arrival.payload_bytes, result.fetched_before_commit_bytes)
         told.append(f"{share(result.fetched_before_commit_bytes, payloads)} of its payloads before it")
+    if result.published_changes:
+        told.append(f"changes of {amount(len(result.published_changes), 'version')} published")
     told += [f"{names([each.engine])} paused for {each.pause_seconds:.2f} s" for each in result.reloaded]
     yield Line(", ".join(told))
 
@@ -59,6 +61,9 @@ def _headline(result: PullResult) -> str:
 def _pull_facts(result: PullResult) -> Iterator[tuple[str, str]]:
     if not result.already:
         yield from _way_facts(result)
+    if result.published_changes:
+        of = amount(len(result.published_changes), "version")
+        yield "changes", f"of {of} published: {names(result.published_changes)}"
     if result.staged is not None:
         yield "staged", f"version {result.staged}, which is prepared"
     if result.staging_error is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 from dcr_cli.checkpoint.digest import object_digest
@@ -19,7 +19,10 @@ from dcr_cli.live import Fate, Member, Receiver
 from dcr_cli.serving.outside import check_nothing_outside
 
 _NOTHING_WRITTEN = "nothing was changed: make the update again, then finish it"
+_BEHIND = "see that dcr pull --publish-changes runs there; then make the update again, and finish it"
 _AGAIN = "finish it again: what was written is written again; until then the engine must not serve"
+
+_SHORTEST_SECONDS, _LONGEST_SECONDS = 0.05, 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +30,9 @@ class Settings:
     """What a rank is a receiver of: the version of `remote` that the engine has loaded, and its folder `checkpoint`.
 
     With a `name`, rank 3 says as NAME.rank-3 what it has staged and applied. `layouts` is a folder for what was
-    learnt, and `key` is added to what that is kept by. The others are as for `Receiver` and `Member`.
+    learnt, and `key` is added to what that is kept by. `changes` is a folder, one on each host of the engine, in which
+    a pull of the same remote leaves what versions change, decoded; without it ranks fetch and decode them. The others
+    are as for `Receiver` and `Member`.
     """
 
     remote: str
@@ -35,6 +40,7 @@ class Settings:
     checkpoint: str | None = None
     name: str | None = None
     layouts: str | None = None
+    changes: str | None = None
     key: str = ""
     may_lack: Sequence[str] = ()
     trusted_keys: Sequence[str] = ()
@@ -90,11 +96,15 @@ class Session:
             name=f"{settings.name}.rank-{rank.number}" if settings.name is not None else None,
             receiver_key=settings.receiver_key,
             trusted_keys=settings.trusted_keys,
+            changes=settings.changes,
             storage_options=settings.storage_options,
             jobs=settings.jobs,
         )
+        self._changes = settings.changes
         self._wanted = settings.version
         self._thread: Thread | None = None
+        # Whether nobody lets the thread wait any more for what a pull has not decoded yet.
+        self._is_over = Event()
         self._error: Exception | None = None
         try:
             self._member.announce()
@@ -117,10 +127,11 @@ class Session:
     def update(self, version: int) -> None:
         """Begin to stage what comes after the module's version, and return at once; `finish` brings it to `version`.
 
-        What is prepared is staged as what is committed is, and said by the name that it has. UsageError for a version
-        that the module has left.
+        What is prepared is staged as what is committed is, and said by the name that it has; with `changes`, as soon as
+        the pull has decoded it. UsageError for a version that the module has left.
         """
         self._join()
+        self._is_over.clear()
         if version < self._member.version:
             facts = f"it is at version {self._member.version}, and {version} lies before it"
             raise UsageError(self._what, facts, hint="start it on a checkpoint of that version")
@@ -133,9 +144,9 @@ class Session:
         """Wait until all is staged, and write it, on all ranks or on none; the module must not serve meanwhile: the
         version that it is at then, also if it was there before.
 
-        ConflictError if the version is not committed, or another rank is not ready; what staging raised is raised
-        here. Nothing was changed then. What fails later, here or on another rank, leaves it to the next call to finish
-        it: HookError, or what `Member.apply` raises.
+        ConflictError if the version is not committed, another rank is not ready, or the pull has not come to it, which
+        nobody waits for here; what staging raised is raised here. Nothing was changed then. What fails later, here or
+        on another rank, leaves it to the next call to finish it: HookError, or what `Member.apply` raises.
         """
         self._decide(self._join() or self._unready(), ConflictError(self._what, "another rank is not ready"))
         self._decide(self._apply(), HookError(self._what, "another rank has failed", hint=_AGAIN))
@@ -147,14 +158,22 @@ class Session:
         self._member.__exit__(None, None, None)
 
     def _stage(self) -> None:
+        step = _SHORTEST_SECONDS
         try:
-            self._member.stage_next()
+            while True:
+                # Who lets nobody wait any more is told of what has come until then.
+                is_last = self._is_over.is_set()
+                if self._member.stage_next() is not None or self._member.awaited_version is None or is_last:
+                    return
+                self._is_over.wait(step)
+                step = min(2 * step, _LONGEST_SECONDS)
         except Exception as error:
             # Raised where it is waited for.
             self._error = error
 
     def _join(self) -> Exception | None:
-        """Wait until nothing is being staged: what that raised since it was last asked."""
+        """Wait until nothing is being staged, but for no pull: what that raised since it was last asked."""
+        self._is_over.set()
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -168,7 +187,9 @@ class Session:
         number = self._member.version + 1
         try:
             if self._member.staged_version is None:
-                return ConflictError(self._what, f"version {number} is not staged", hint=_NOTHING_WRITTEN)
+                return self._lacking() or ConflictError(
+                    self._what, f"version {number} is not staged", hint=_NOTHING_WRITTEN
+                )
             if (fate := self._member.fate()) is not Fate.COMMITTED:
                 facts = f"version {number} is {fate.value}, not committed"
                 return ConflictError(self._what, facts, hint="dcr commit makes it a version")
@@ -182,11 +203,19 @@ class Session:
             while self._member.version < self._wanted:
                 if self._member.staged_version is None and self._member.stage_next() is None:
                     facts = f"version {self._member.version + 1} is not there"
-                    return ConflictError(self._what, facts, hint=f"{self._what} is at {self._member.version}")
+                    hint = f"{self._what} is at {self._member.version}"
+                    return self._lacking() or ConflictError(self._what, facts, hint=hint)
                 self._member.apply()
         except Exception as error:
             return error
         return None
+
+    def _lacking(self) -> ConflictError | None:
+        """What to say if a version is there, and its changes are not."""
+        if self._member.awaited_version is None:
+            return None
+        facts = f"what version {self._member.awaited_version} changes is not in {self._changes} yet"
+        return ConflictError(self._what, facts, hint=_BEHIND)
 
     def _decide(self, error: Exception | None, other: Exception) -> None:
         """Raise what is wrong here, or `other` if something is on another rank."""

@@ -2,7 +2,8 @@
 
     init_weight_transfer_engine  {"remote": URL, "version": N, ...}, the fields of `Settings`: learn, compare, say it
     start_weight_update          nothing
-    update_weights               {"version": N}: begin to stage it, and go on serving
+    update_weights               {"version": N}: begin to stage it, with `changes` once a pull has decoded it, and go on
+                                 serving
     finish_weight_update         write it
 
 vLLM calls it between steps of the model, and holds requests only while a call is answered. What was computed with the
