@@ -6,7 +6,7 @@
     receiver.stage("s3://bucket/run@7")
     receiver.apply()
 
-It needs torch, which nothing else here does.
+It needs torch, as comparing on a CUDA device does, and nothing else here.
 """
 
 from dcr_cli.live.member import Fate, Member
