@@ -313,6 +313,20 @@ def test_what_was_damaged_is_refused(host: Host) -> None:
     refuses("is not the data")
 
 
+def test_the_folder_lies_outside_of_what_is_pulled(host: Host, run: Run) -> None:
+    host.publish()
+    inside = host.checkpoint / "changes"
+    inside.mkdir()
+    for folder in (host.checkpoint, inside):
+        ran = run("pull", host.remote, host.checkpoint, "--publish-changes", folder)
+        assert is_failure(ran, 2, "the folder of changes cannot lie inside the checkpoint")
+    with pytest.raises(UsageError, match="cannot lie inside the checkpoint"):
+        next(iter(follow(host.remote, host.checkpoint, tell=print, publish_changes=inside)))
+    with pytest.raises(UsageError, match="cannot lie inside the remote"):
+        pull(host.remote, host.checkpoint, publish_changes=Path(host.remote) / "versions")
+    assert list(inside.iterdir()) == []
+
+
 def test_what_cannot_be_published_is_refused(host: Host) -> None:
     with pytest.raises(UsageError, match="is no folder"):
         pull(host.remote, host.checkpoint, publish_changes=host.root / "none", jobs=1)
