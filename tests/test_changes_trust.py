@@ -77,6 +77,17 @@ def test_a_folder_counts_by_the_signature_of_its_commit(host: Host, tmp_path: Pa
     assert held(host.module) == held(loaded(Engine, host.target))
 
 
+def test_a_receiver_s_keys_count_whoever_brings_it_versions(host: Host) -> None:
+    for changes in (None, host.changes):
+        receiver = host.receiver(host.other_key)
+        with (
+            Member(receiver, host.remote.url, version=1, changes=changes) as member,
+            pytest.raises(WrongBaseError, match="is not signed by a trusted key"),
+        ):
+            member.stage_next()
+        assert receiver.staged is None
+
+
 def _give_away(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have a file or folder, and at most all that this user has, belong to another user than this process's."""
     if os.geteuid() == 0:
