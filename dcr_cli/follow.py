@@ -143,7 +143,7 @@ def follow(
         publish_changes=publish_changes,
     )
     check_path(checkpoint, "checkpoint")
-    check_addresses(checkpoint, remote, fallbacks)
+    check_addresses(checkpoint, remote, fallbacks, publish_changes)
     path = Path(checkpoint)
     finish(path, wish)
     with open_remote(

@@ -90,7 +90,7 @@ def pull(
         dry_run=dry_run,
     )
     check_path(checkpoint, "checkpoint")
-    check_addresses(checkpoint, remote, fallbacks)
+    check_addresses(checkpoint, remote, fallbacks, publish_changes)
     path = Path(checkpoint)
     foreign = finish(path, wish)
     with open_remote(

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import mmap
 import shutil
+import subprocess
+import sys
+import tracemalloc
 from collections.abc import Generator
 from contextlib import closing
 from functools import partial
@@ -17,7 +21,9 @@ from commands import Run, is_failure
 from dcr_cli import apply, commit, follow, pull, push
 from dcr_cli.advance import stage_next
 from dcr_cli.changes import folder as folders, places
+from dcr_cli.changes.index import Spot
 from dcr_cli.checkpoint.digest import blake3_text, object_digest
+from dcr_cli.delta.delta import open_delta
 from dcr_cli.errors import DamagedError, LocalError, NotFoundError, UnsupportedError, UsageError, WrongBaseError
 from dcr_cli.fetch import leaving
 from dcr_cli.fetch.wish import make_wish
@@ -29,7 +35,9 @@ from dcr_cli.remote.history import require_history
 from dcr_cli.remote.log import Log
 from dcr_cli.report.pulls import arrival_lines
 from dcr_cli.store.opening import open_store
-from live_modules import FORMS, Engine, held, loaded, new_bits, train, write
+from live_modules import FORMS, Engine, Forms, held, loaded, new_bits, train, write
+from part_ranks import all_ranks, results
+from ranks import RANKS, canonical, write_canonical, write_layout, write_ranks
 
 STEPS = 3
 
@@ -114,11 +122,12 @@ def test_what_is_published_is_what_differs(tmp_path: Path, encoding: str) -> Non
         "commit.json",
         "digests.zst",
         "manifest.zst",
+        "published.json",
     ]
-    assert document["format"] == "dcr-changes-1" and document["bytes"] == len(data)
+    assert document["format"] == "dcr-changes-2" and document["bytes"] == len(data)
     old, new = (dict(_elements(each)) for each in (before, target))
     told = {}
-    for name, begin, count, width in document["tensors"]:
+    for name, (begin, count, width) in document["tensors"]:
         positions = np.frombuffer(data, f"<u{width}", count, begin)
         values = np.frombuffer(data, new[name].dtype, count, -(-(begin + count * width) // 8) * 8)
         expected = np.flatnonzero(old[name] != new[name])
@@ -289,16 +298,33 @@ def test_what_was_damaged_is_refused(host: Host) -> None:
         with pytest.raises(kind, match=match):
             receiver.stage(path)
 
-    name = document["tensors"][0][0]
+    (name, *blocks), *others = document["tensors"]
+    begin, count, width = blocks[0]
     refuses("its format is not", format="x")
-    refuses("has format dcr-changes-2", UnsupportedError, format="dcr-changes-2")
+    refuses("has format dcr-changes-1", UnsupportedError, format="dcr-changes-1")
     refuses("requires", UnsupportedError, requires=["more"])
-    refuses("no number", bytes="1")
-    refuses("no rows", tensors=[[name, 0, 1, 3]])
-    refuses("is none of the delta's", tensors=[["other", 0, 1, 4]])
-    refuses("are not all in the data", tensors=[[name, 0, len(good), 4]])
+    for size in ("1", True, -1, None):
+        refuses("no number", bytes=size)
+    for block in ([0, 1, 3], [0, 1], [-1, 1, 4], [0, 0, 4], [0, 1 << 21, 4], [0, True, 4], [0, 1.0, 4], 1):
+        refuses("no names with blocks", tensors=[[name, block]])
+    refuses("no names with blocks", tensors=[[name]])
+    refuses("names a tensor twice", tensors=[*document["tensors"], [name, *blocks]])
+    refuses("none that the delta changes", tensors=[["other", *blocks], *others])
+    refuses("none that the delta changes", tensors=[["ids", *blocks], *others])
+    refuses("begins at byte", tensors=[[name, [begin, 1 << 20, width]], *others])
+    # One more or less, where the data is as long.
+    refuses("positions of a block do not ascend", tensors=[[name, [begin, count + 1, width]], *others])
+    at = next(at for at, (name, (_, count, _)) in enumerate(others) if count % 4 == 2 and "up.weight" in name)
+    second, (begin_2, count_2, width_2) = others[at]
+    others[at] = [second, [begin_2, count_2 - 1, width_2]]
+    refuses("more between positions and new bits than zeros", tensors=[[name, *blocks], *others])
+    others[at] = [second, [begin_2, count_2, width_2]]
+    for place in (8, len(good), 2**63, 2**64 - 8):
+        refuses("begins at byte", tensors=[[name, [place, count, width]], *others])
+    refuses("begins at byte", tensors=others)
+    refuses("end at byte", tensors=document["tensors"][:-1])
     refuses("is not a digest", blake3="x")
-    refuses("expected", bytes=len(good) - 1)
+    refuses("end at byte", bytes=len(good) - 1)
     # The data says what is not so, and its digest is right: what would come of it is not the target.
     wrong = bytearray(good)
     wrong[-8] ^= 1
@@ -309,8 +335,183 @@ def test_what_was_damaged_is_refused(host: Host) -> None:
     old = held(module)
     refuses("would not become", WrongBaseError, blake3=blake3_text(object_digest(bytes(wrong))))
     assert held(module) == old
-    (path / folders.DATA_NAME).unlink()
+    (path / folders.DATA_NAME).write_bytes(good[:-8])
     refuses("is not the data")
+
+
+def _tamper(path: Path, positions: list[int], position_bytes: int) -> Path:
+    """Say other positions of the first tensor, under the right digest."""
+    document, data = json.loads((path / folders.NAME).read_bytes()), (path / folders.DATA_NAME).read_bytes()
+    (name, block), *others = document["tensors"]
+    old = Spot(*block)
+    values = data[old.values_begin :][: len(positions) * 4].ljust(len(positions) * 4, b"\1")
+    new = Spot(0, len(positions), position_bytes)
+    head = np.array(positions, f"<u{position_bytes}").tobytes().ljust(new.values_begin, b"\0")
+    head = (head + values).ljust(new.end(4), b"\0")
+    moved = len(head) - old.end(4)
+    rest = [[other, *([begin + moved, *size] for begin, *size in blocks)] for other, *blocks in others]
+    data = head + data[old.end(4) :]
+    told = {"bytes": len(data), "blake3": blake3_text(object_digest(data)), "tensors": [[name, [*new]], *rest]}
+    (path / folders.DATA_NAME).write_bytes(data)
+    (path / folders.NAME).write_text(json.dumps({**document, **told}))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("positions", "position_bytes", "match"),
+    [
+        ([0, 35], 4, "conv.weight: has position 35, and only 35 elements"),
+        ([2**64 - 5], 8, "conv.weight: has position 18446744073709551611, and only 35"),
+        ([3, 3], 4, "conv.weight: positions of a block do not ascend"),
+        ([3, 1], 8, "conv.weight: positions of a block do not ascend"),
+    ],
+)
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_positions_that_are_none_are_refused_before_anything_is_staged(
+    host: Host, positions: list[int], position_bytes: int, match: str, is_kept: bool
+) -> None:
+    host.publish()
+    (path,) = host.pull()
+    first = json.loads((path / folders.NAME).read_bytes())["tensors"][0]
+    assert first[0] == "conv.weight"
+    module = loaded(Exponential if is_kept else Engine, host.versions[0])
+    receiver = Receiver(module, checkpoint=host.versions[0])
+    with pytest.raises(DamagedError, match=match):
+        receiver.stage(_tamper(path, positions, position_bytes))
+    assert receiver.staged is None and held(module) == held(loaded(type(module), host.versions[0]))
+
+
+class Exponential(Engine):
+    """An engine that keeps of one tensor what it makes of it."""
+
+    def load(self, name: str, weight: Any) -> None:
+        super().load(name, weight.clamp(-1, 1).exp() if name == "conv.weight" else weight)
+
+
+def test_what_was_dropped_is_told_of_with_what_is_there(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(places, "KEPT", 2)
+    receiver = Receiver(loaded(Engine, host.versions[0]), checkpoint=host.versions[0])
+    host.publish()
+    (second,) = host.pull()
+    for _ in range(2):
+        host.publish()
+    third, _ = host.pull()
+    there = "the changes of versions 3, 4 are there: load the module anew, at version 2 or later"
+    with pytest.raises(NotFoundError, match="is not there") as told:
+        receiver.stage(second)
+    assert told.value.hint == there
+    delta = open_delta(third)
+    for name in (folders.DATA_NAME, folders.NAME, "commit.json"):
+        (third / name).unlink()
+        with pytest.raises(NotFoundError, match=f"its {name} is there no more") as told:
+            folders.read_changes(delta)
+        assert told.value.hint == there
+    shutil.rmtree(third)
+    with pytest.raises(NotFoundError, match="is there no more") as told:
+        folders.read_changes(delta)
+    assert told.value.hint is not None and "of version 4 are there" in told.value.hint
+
+
+def test_what_is_read_is_mapped_and_stays_when_it_goes(host: Host) -> None:
+    target = host.publish()
+    (path,) = host.pull()
+    before = _mapped(path)
+    changes = folders.read_changes(open_delta(path))
+    assert isinstance(changes.data.obj, mmap.mmap) and changes.data.readonly and _mapped(path) == before + 1
+    shutil.rmtree(path)
+    new = dict(_elements(target))
+    for name in changes.spots:
+        for flat, values, _ in changes.of(name):
+            assert (new[name][flat] == values).all()
+
+
+def _mapped(path: Path) -> int:
+    return Path("/proc/self/maps").read_text().count(str(path / folders.DATA_NAME))
+
+
+def test_changes_of_no_element_are_read(host: Host) -> None:
+    same = write(host.root / "same", FORMS, host.bits)
+    (same / "config.json").write_text('{"is": "all that changes"}')
+    push(same, host.remote, baseline=host.root / "baseline", jobs=1)
+    (path,) = host.pull()
+    assert folders.read_changes(open_delta(path)).data.nbytes == 0
+
+
+def test_memory_does_not_grow_with_what_changes(tmp_path: Path) -> None:
+    forms: Forms = {"w": ("BF16", (3 << 20,))}
+    versions = [write(tmp_path / f"v{step}", forms, {"w": np.full(3 << 20, step, "<u2")}) for step in range(2)]
+    for version in versions:
+        push(version, tmp_path / "remote", baseline=tmp_path / "baseline", jobs=1)
+    pull(tmp_path / "remote", tmp_path / "replica", version=1, jobs=1)
+    (tmp_path / "changes").mkdir()
+    tracemalloc.start()
+    try:
+        pull(tmp_path / "remote", tmp_path / "replica", publish_changes=tmp_path / "changes", jobs=1)
+        peak = tracemalloc.get_traced_memory()[1]
+        (path,) = (tmp_path / "changes").iterdir()
+        size = (path / folders.DATA_NAME).stat().st_size
+        tracemalloc.reset_peak()
+        before = tracemalloc.get_traced_memory()[0]
+        changes = folders.read_changes(open_delta(path))
+        read_peak = tracemalloc.get_traced_memory()[1] - before
+    finally:
+        tracemalloc.stop()
+    assert size == 18 << 20 and len(changes.spots["w"]) == 12
+    assert peak < size and read_peak < size // 8
+
+
+def test_pieces_that_lie_between_each_other_are_published(tmp_path: Path) -> None:
+    layout = write_layout(tmp_path)
+    states = [write_canonical(tmp_path / f"dense-{step}", canonical(step), step) for step in range(2)]
+    push(states[0], tmp_path / "remote", jobs=1)
+    ranks = write_ranks(tmp_path / "ranks", canonical(1), 1)
+    results(all_ranks(ranks, tmp_path / "remote", RANKS, layout=layout))
+    pull(tmp_path / "remote", tmp_path / "replica", version=1, jobs=1)
+    (tmp_path / "changes").mkdir()
+    pull(tmp_path / "remote", tmp_path / "replica", publish_changes=tmp_path / "changes", jobs=2)
+    (path,) = (tmp_path / "changes").iterdir()
+    changes = folders.read_changes(open_delta(path))
+    old, new = (dict(_elements(state)) for state in states)
+    assert len(changes.spots["down"]) == RANKS
+    for name in changes.spots:
+        for flat, values, _ in changes.of(name):
+            old[name][flat] = values
+    assert all((old[name] == new[name]).all() for name in new)
+
+
+def test_what_was_killed_half_way_is_removed_and_never_read(host: Host) -> None:
+    host.publish()
+    code = """if True:
+        import os, sys
+        from dcr_cli import durable, pull
+        def stop(kind, path, other):
+            if kind == "rename" and "/.new-" in path:
+                os._exit(9)
+        durable.hooks.append(stop)
+        pull(sys.argv[1], sys.argv[2], publish_changes=sys.argv[3], jobs=1)
+    """
+    command = [sys.executable, "-c", code, host.remote, str(host.checkpoint), str(host.changes)]
+    assert subprocess.run(command, check=False).returncode == 9
+    (half,) = host.changes.iterdir()
+    assert half.name.startswith(".new-0000000002-") and (half / folders.NAME).exists()
+    # The checkpoint has come to it, and whoever follows the folder is told that nothing is there of it.
+    host.publish()
+    (third,) = host.pull()
+    assert third.name.startswith("0000000003-")
+
+
+def test_the_folder_lies_outside_of_what_is_pulled(host: Host, run: Run) -> None:
+    host.publish()
+    inside = host.checkpoint / "changes"
+    inside.mkdir()
+    for folder in (host.checkpoint, inside):
+        ran = run("pull", host.remote, host.checkpoint, "--publish-changes", folder)
+        assert is_failure(ran, 2, "the folder of changes cannot lie inside the checkpoint")
+    with pytest.raises(UsageError, match="cannot lie inside the checkpoint"):
+        next(iter(follow(host.remote, host.checkpoint, tell=print, publish_changes=inside)))
+    with pytest.raises(UsageError, match="cannot lie inside the remote"):
+        pull(host.remote, host.checkpoint, publish_changes=Path(host.remote) / "versions")
+    assert list(inside.iterdir()) == []
 
 
 def test_what_cannot_be_published_is_refused(host: Host) -> None:

@@ -6,12 +6,13 @@ What one of them is made of is folder.py's matter.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from dcr_cli.changes.folder import write_changes
-from dcr_cli.changes.taking import Taken
+from dcr_cli.changes.folder import hint_beside, write_changes
+from dcr_cli.changes.owned import check_own
+from dcr_cli.changes.taking import Put
 from dcr_cli.delta.delta import Delta
 from dcr_cli.durable import Folder, open_folder
 from dcr_cli.errors import NotFoundError, WrongBaseError
@@ -26,20 +27,22 @@ _NEW, _GONE = ".new-", ".gone-"
 
 
 @contextmanager
-def publishing(folder: Path, place: Place, delta: Delta, taken: Sequence[Taken]) -> Iterator[str]:
+def publishing(folder: Path, place: Place, delta: Delta, take: Callable[[Put], None]) -> Iterator[str]:
     """Write what a version changes below `folder`, and give it its name, which is yielded, if nothing is raised within.
 
-    Then what is older than the newest ones goes, and what the checkpoint has left by going back. What a stopped run has
-    left goes first. Whoever reads what goes finds it gone, or has it open. Raises LocalError.
+    `take` is called to put them, before that. Then what is older than the newest ones goes, and what the checkpoint has
+    left by going back. What a stopped run has left goes first. Whoever reads what goes finds it gone, or has it open.
+    Raises LocalError, DamagedError if others may write to the folder, and what `take` raises.
     """
-    with open_folder(folder) as root, _writing(root, place, delta, taken) as new:
+    with _opened(folder) as root, _writing(root, place, delta, take) as new:
         yield str(place)
         _come_to(root, new, place)
 
 
-def leave_ahead(folder: Path, place: Place, delta: Delta, taken: Sequence[Taken]) -> None:
-    """Write what a version changes that is prepared, instead of any other such one. Raises LocalError."""
-    with open_folder(folder) as root, _writing(root, place, delta, taken) as new:
+def leave_ahead(folder: Path, place: Place, delta: Delta, take: Callable[[Put], None]) -> None:
+    """Write what a version changes that is prepared, instead of any other such one. Raises what `publishing`
+    raises."""
+    with _opened(folder) as root, _writing(root, place, delta, take) as new:
         _drop_ahead(root)
         root.rename(new, root, f"{_AHEAD}{place}")
         root.sync()
@@ -47,14 +50,14 @@ def leave_ahead(folder: Path, place: Place, delta: Delta, taken: Sequence[Taken]
 
 def has_ahead(folder: Path, place: Place) -> bool:
     """Whether the changes of a version are there that the checkpoint is not known to have come to."""
-    with open_folder(folder) as root:
+    with _opened(folder) as root:
         return root.status(f"{_AHEAD}{place}") is not None
 
 
 def arrive(folder: Path, place: Place) -> str | None:
     """Give the changes that were left ahead of a version its name, which is returned, as the checkpoint has come to it;
     None if there are none. Raises LocalError."""
-    with open_folder(folder) as root:
+    with _opened(folder) as root:
         if root.status(f"{_AHEAD}{place}") is None:
             return None
         _tidy(root)
@@ -71,9 +74,10 @@ def holds_versions(folder: Path) -> bool:
 def find(folder: Path, before: Place, place: Place) -> Path | None:
     """Where the changes of a version lie that follows the one at `before`; None if the checkpoint has not come to it.
 
-    NotFoundError if it has gone past it, and they are not there; WrongBaseError if it is of another history.
+    NotFoundError if it has gone past it, and they are not there; WrongBaseError if it is of another history;
+    DamagedError if others may write to the folder.
     """
-    with open_folder(folder) as root:
+    with _opened(folder) as root:
         names = root.names()
     there = {each for each in map(place_named, names) if each is not None}
     ahead = {each for each in (place_named(name.removeprefix(_AHEAD)) for name in names) if each is not None} - there
@@ -90,18 +94,26 @@ def find(folder: Path, before: Place, place: Place) -> Path | None:
     if newest > place.version:
         facts = f"has no changes of version {place.version}, and is at version {newest}: the newest {KEPT} stay, and "
         facts += "there are none of a version that a pull came to by an anchor, or was stopped in"
-        raise NotFoundError(str(folder), facts, hint="load the module anew, at a newer version")
+        raise NotFoundError(str(folder), facts, hint=hint_beside(folder))
     return None
 
 
 @contextmanager
-def _writing(root: Folder, place: Place, delta: Delta, taken: Sequence[Taken]) -> Iterator[str]:
+def _opened(folder: Path) -> Iterator[Folder]:
+    """Open the folder of all versions; DamagedError if others may have written to it."""
+    with open_folder(folder) as root:
+        check_own(root.fd, root.path)
+        yield root
+
+
+@contextmanager
+def _writing(root: Folder, place: Place, delta: Delta, take: Callable[[Put], None]) -> Iterator[str]:
     """Write a folder that has no name yet; it goes if it was given none."""
     _tidy(root)
     new = f"{_NEW}{place}"
     root.make_folder(new)
     try:
-        write_changes(root, new, delta, taken)
+        write_changes(root, new, delta, take)
         root.sync(new)
         yield new
     finally:

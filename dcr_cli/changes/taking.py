@@ -1,16 +1,15 @@
 """Decodes a delta against the checkpoint that it starts from: of each tensor, the elements that change, and their new
 bits.
 
-It holds all of them in memory, and writes nothing.
+It holds some blocks of them at a time, and writes nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import groupby, islice
 from pathlib import Path
-from threading import Lock
-from typing import NamedTuple
 
 import numpy as np
 
@@ -28,18 +27,17 @@ from dcr_cli.layout.box import Indices
 from dcr_cli.pool import run_all
 from dcr_cli.receiver.passes.runs import Runs
 
+# What becomes of a tensor: elements by their ascending flat positions, one at least, and their new bits. Of one tensor
+# it is told part by part, by several threads, and of no element twice.
+Put = Callable[[str, Indices, Elements], None]
 
-class Taken(NamedTuple):
-    """What becomes of a tensor: elements by their ascending flat positions, and their new bits."""
-
-    tensor: str
-    positions: Indices
-    new: Elements
+# So many blocks in a row are decoded by one thread; and put, with what came before, when so many elements change.
+_BLOCKS = 16
+_CHANGES = 1 << 16
 
 
-def take(delta: Delta, folder: Path, jobs: int) -> list[Taken]:
-    """Decode what a delta changes in its base, the checkpoint in `folder`, tensor by tensor in canonical order; that it
-    is the base is for others to see.
+def take(delta: Delta, folder: Path, jobs: int, put: Put) -> None:
+    """Decode what a delta changes in its base, the checkpoint in `folder`; that it is the base is for others to see.
 
     DamagedError if a payload is, or a block is malformed; UnsupportedError if it changes which tensors there are, or
     makes one of another one; ConflictError if the checkpoint changes meanwhile.
@@ -48,28 +46,32 @@ def take(delta: Delta, folder: Path, jobs: int) -> list[Taken]:
     rows = [row for row in delta.manifest.tensors if may_change(row)]
     for row in rows:
         _check(row, checkpoint)
-    with PayloadReader(delta.folder, delta.manifest.payloads) as reader:
+    with PayloadReader(delta.folder, delta.manifest.payloads) as reader, checkpoint.reader() as base:
         reader.verify_all(jobs)
-        return _decoded(rows, ChainPayloads([reader]), checkpoint, jobs)
+        payloads = ChainPayloads([reader])
 
-
-def _decoded(rows: list[TensorRow], payloads: ChainPayloads, checkpoint: Checkpoint, jobs: int) -> list[Taken]:
-    found: dict[str, list[tuple[Indices, Elements]]] = {row.name: [] for row in rows}
-    lock = Lock()
-    with checkpoint.reader() as reader:
-
-        def work(block: Block) -> None:
-            base_of = partial(_gather, reader, checkpoint.by_name[block.row.name])
-            flat, values, is_mask = read_block(block, payloads, base_of)
-            old = base_of(flat)
-            new = old ^ values if is_mask else values
-            differs = new != old
-            with lock:
-                found[block.row.name].append((flat[differs], new[differs]))
+        def work(blocks: list[Block]) -> None:
+            _take(blocks, payloads, partial(_gather, base, checkpoint.by_name[blocks[0].row.name]), put)
 
         run_all(_tasks(rows, payloads, checkpoint), lambda: work, jobs)
-        reader.check_unchanged()
-    return [_joined(name, parts) for name, parts in found.items() if any(len(flat) for flat, _ in parts)]
+        base.check_unchanged()
+
+
+def _take(blocks: list[Block], payloads: ChainPayloads, base_of: Callable[[Indices], Elements], put: Put) -> None:
+    """Decode blocks of one piece that follow each other."""
+    flat_parts: list[Indices] = []
+    new_parts: list[Elements] = []
+    for number, block in enumerate(blocks, 1):
+        flat, values, is_mask = read_block(block, payloads, base_of)
+        old = base_of(flat)
+        new = old ^ values if is_mask else values
+        differs = new != old
+        flat_parts.append(flat[differs])
+        new_parts.append(new[differs])
+        count = sum(map(len, flat_parts))
+        if count >= _CHANGES or (count and number == len(blocks)):
+            put(block.row.name, np.concatenate(flat_parts), np.concatenate(new_parts))
+            flat_parts, new_parts = [], []
 
 
 def _check(row: TensorRow, checkpoint: Checkpoint) -> None:
@@ -78,10 +80,13 @@ def _check(row: TensorRow, checkpoint: Checkpoint) -> None:
         raise UnsupportedError(f"tensor {shown(row.name)}", facts, hint="load what serves it anew, at this version")
 
 
-def _tasks(rows: list[TensorRow], payloads: ChainPayloads, checkpoint: Checkpoint) -> Iterator[Block]:
+def _tasks(rows: list[TensorRow], payloads: ChainPayloads, checkpoint: Checkpoint) -> Iterator[list[Block]]:
     runs = Runs(payloads)
     for row in rows:
-        yield from blocks_of(runs, payloads, row, checkpoint.by_name[row.name].elements)
+        blocks = blocks_of(runs, payloads, row, checkpoint.by_name[row.name].elements)
+        for _, of_piece in groupby(blocks, key=lambda block: id(block.coded.piece)):
+            while some := list(islice(of_piece, _BLOCKS)):
+                yield some
 
 
 def _gather(reader: Reader, tensor: Tensor, flat: Indices) -> Elements:
@@ -94,10 +99,3 @@ def _gather(reader: Reader, tensor: Tensor, flat: Indices) -> Elements:
         reader.read_into(tensor, first * width, elements.view(np.uint8))
         found[begin:end] = elements[flat[begin:end] - first]
     return found
-
-
-def _joined(name: str, parts: list[tuple[Indices, Elements]]) -> Taken:
-    positions = np.concatenate([flat for flat, _ in parts])
-    new = np.concatenate([values for _, values in parts])
-    order = np.argsort(positions)
-    return Taken(name, positions[order], new[order])

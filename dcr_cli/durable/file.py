@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from dcr_cli.durable.steps import NOT_HERE, step, translated, translating
-from dcr_cli.errors import ConflictError, LocalError
+from dcr_cli.errors import ConflictError, DamagedError, LocalError
 
 PRIVATE_FILE_MODE = 0o600
 _COPY_BYTES = 1 << 20
@@ -65,6 +65,15 @@ class File:
                 raise ConflictError(str(self.path), "became shorter while it was changed")
             buffer = buffer[count:]
             offset += count
+
+    def read_all(self, limit: int) -> bytes:
+        """Return all bytes of the file; DamagedError if they are more than `limit`."""
+        size = os.fstat(self.fd).st_size
+        if size > limit:
+            raise DamagedError(str(self.path), f"has {size} bytes, at most {limit} expected")
+        data = bytearray(size)
+        self.read_into(0, memoryview(data))
+        return bytes(data)
 
     def resize(self, size: int) -> None:
         """Cut the file to `size` bytes, or let it grow by a hole."""

@@ -63,12 +63,7 @@ class OpenFolder:
         if file is None:
             return None
         with file:
-            size = os.fstat(file.fd).st_size
-            if size > limit:
-                raise DamagedError(str(file.path), f"has {size} bytes, at most {limit} expected")
-            data = bytearray(size)
-            file.read_into(0, memoryview(data))
-            return bytes(data)
+            return file.read_all(limit)
 
     def open_to_read(self, name: str) -> File | None:
         """Open a file to read it; None if it is not there."""

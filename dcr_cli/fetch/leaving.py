@@ -6,12 +6,13 @@ What they are, and how they lie there, is the business of changes/.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from dcr_cli.changes.places import arrive, has_ahead, leave_ahead, publishing
-from dcr_cli.changes.taking import Taken, take
+from dcr_cli.changes.taking import Put, take
 from dcr_cli.delta.delta import Delta
 from dcr_cli.errors import UnsupportedError, WrongBaseError
 from dcr_cli.fetch.situation import look
@@ -29,7 +30,7 @@ def leaving_changes(wish: Wish, path: Path, delta: Delta, place: Place) -> Itera
         yield names
         names += arrived(wish, place)
         return
-    with publishing(wish.changes, place, delta, _taken(wish, path, delta)) as name:
+    with publishing(wish.changes, place, delta, _taking(wish, path, delta)) as name:
         yield names
     names.append(name)
 
@@ -42,7 +43,7 @@ def leave_prepared(wish: Wish, path: Path, delta: Delta, place: Place) -> None:
     if not _is_at_base(path, delta):
         facts = f"is not in the state that version {place.version} starts from; it was when it was pulled"
         raise WrongBaseError(str(path), facts, hint="dcr verify tells what was changed, dcr pull --repair mends it")
-    leave_ahead(wish.changes, place, delta, _taken(wish, path, delta))
+    leave_ahead(wish.changes, place, delta, _taking(wish, path, delta))
 
 
 def is_left(wish: Wish, place: Place) -> bool:
@@ -68,8 +69,8 @@ def _is_at_base(path: Path, delta: Delta) -> bool:
     return is_at_base and not situation.is_marked
 
 
-def _taken(wish: Wish, path: Path, delta: Delta) -> list[Taken]:
+def _taking(wish: Wish, path: Path, delta: Delta) -> Callable[[Put], None]:
     if has_layout(path, wish.view):
         facts = "its tensors lie as a layout says; changes are told of those in canonical form"
         raise UnsupportedError(str(path), facts, hint="leave out --publish-changes")
-    return take(delta, path, wish.effort.jobs)
+    return partial(take, delta, path, wish.effort.jobs)

@@ -14,10 +14,13 @@ from dcr_cli.store.store import Store
 Address = str | os.PathLike[str]
 
 
-def check_addresses(checkpoint: Address, remote: Address, fallbacks: Sequence[Address]) -> None:
-    """Raise UsageError if an address is none, or leads into the checkpoint, or the checkpoint lies there."""
+def check_addresses(
+    checkpoint: Address, remote: Address, fallbacks: Sequence[Address], changes: Address | None
+) -> None:
+    """Raise UsageError if an address is none, or leads into the checkpoint, or the checkpoint lies there; or if the
+    folder of decoded changes lies in one of them, or the other way round."""
     for address in (remote, *fallbacks):
-        check_apart({"checkpoint": checkpoint, "remote": folder_of(address)})
+        check_apart({"folder of changes": changes, "checkpoint": checkpoint, "remote": folder_of(address)})
 
 
 def open_remote(

@@ -27,12 +27,10 @@ from dcr_cli.receiver.room import free_bytes
 from dcr_cli.receiver.survey import open_root
 from dcr_cli.remote.anchor import ANCHOR_LIMIT
 from dcr_cli.remote.keys import Place, place_named
-from dcr_cli.remote.version import Published, decode_version
+from dcr_cli.remote.version import PUBLISHED_NAME, Published, decode_version
 
 _NAME = FETCHED.rpartition("/")[2]
 _LOCK = "lock"
-# The whole commit of a version, with its signatures, beside the line of it that makes the folder a delta.
-_PUBLISHED = "published.json"
 # What was fetched of an anchor, and which files it has.
 _FILES, _WANTED = "files", "wanted"
 _READ_BYTES = 1 << 20
@@ -170,8 +168,8 @@ class Spool:
     def expect(self, published: Published) -> None:
         """Note which version is being fetched, before its receiver can be at it."""
         self.begin(published.version.place)
-        if self.read(published.version.place, _PUBLISHED, COMMIT_LIMIT) != published.data:
-            self.write(published.version.place, _PUBLISHED, published.data)
+        if self.read(published.version.place, PUBLISHED_NAME, COMMIT_LIMIT) != published.data:
+            self.write(published.version.place, PUBLISHED_NAME, published.data)
 
     def finish(self, published: Published) -> None:
         """Say that all of a version's delta is there: from here on its folder is a delta."""
@@ -190,11 +188,11 @@ class Spool:
         return sorted(known, key=lambda published: published.version.number, reverse=True)
 
     def _published(self, place: Place) -> Published | None:
-        data = self.read(place, _PUBLISHED, COMMIT_LIMIT)
+        data = self.read(place, PUBLISHED_NAME, COMMIT_LIMIT)
         if data is None:
             return None
         try:
-            published = decode_version(data, place.version, _PUBLISHED)
+            published = decode_version(data, place.version, PUBLISHED_NAME)
         except DcrError:
             return None
         return published if published.version.place == place else None

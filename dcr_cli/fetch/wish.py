@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from dcr_cli.changes.owned import fault_of
 from dcr_cli.engine.engines import DEFAULT_SECONDS as DEFAULT_ENGINE_SECONDS, Reload, parse_reload
 from dcr_cli.errors import NOT_SET, UsageError
 from dcr_cli.fetch.hook import DEFAULT_SECONDS, Hook
@@ -106,3 +107,6 @@ def _check_changes(folder: Path, *, has_layout: bool) -> None:
         raise UsageError("--publish-changes", facts, hint="pull to another folder, without --layout")
     if not folder.is_dir():
         raise UsageError("--publish-changes", f"{folder} is no folder", hint="make it, such as in /dev/shm")
+    fault = fault_of(folder.stat(), folder)
+    if fault is not None:
+        raise UsageError("--publish-changes", f"{folder}: {fault[0]}", hint=fault[1])

@@ -14,24 +14,26 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from dcr_cli.changes.folder import Changes, has_changes, read_changes
+from dcr_cli.changes.folder import Changes, has_changes, hint_beside, read_changes
 from dcr_cli.changes.places import find, holds_versions
 from dcr_cli.checkpoint.digest import object_digest
 from dcr_cli.delta.chain import ChainPayloads
 from dcr_cli.delta.delta import Delta, open_delta
 from dcr_cli.delta.documents import Documents
+from dcr_cli.delta.line import COMMIT_LIMIT
 from dcr_cli.delta.manifest import PayloadRow, Run
 from dcr_cli.delta.output import COMMIT_NAME
 from dcr_cli.delta.payload import PayloadFacts, States, check_payload_start
 from dcr_cli.delta.payload_reader import PayloadReader
+from dcr_cli.durable import open_folder
 from dcr_cli.errors import DamagedError, DcrError, NotFoundError, UnsupportedError, WrongBaseError
 from dcr_cli.pool import run_all
 from dcr_cli.remote.documents import fetch_documents
 from dcr_cli.remote.history import require_history
 from dcr_cli.remote.keys import Place, payload_key
 from dcr_cli.remote.log import Log
-from dcr_cli.remote.signing import Trust
-from dcr_cli.remote.version import Published
+from dcr_cli.remote.signing import Trust, split_signed
+from dcr_cli.remote.version import COMMIT_KIND, PUBLISHED_NAME, Published
 from dcr_cli.store.opening import open_store
 from dcr_cli.store.store import Store
 
@@ -95,7 +97,8 @@ def offer_of(
     """Open a delta: the folder of one, or of what one changes, or version N of a remote, given as REMOTE@N, unless a
     folder has this name.
 
-    Raises what opening and fetching raise; UnsupportedError for a version that has no delta.
+    Raises what opening and fetching raise; UnsupportedError for a version that has no delta; WrongBaseError if it has
+    to be signed, and is not: the folder of one is if it has the commit of a version, with its signatures.
     """
     match = _ADDRESS.fullmatch(delta) if isinstance(delta, str) and not os.path.lexists(delta) else None
     if match is not None:
@@ -104,6 +107,7 @@ def offer_of(
             yield fetch_offer(store, published, jobs)
         return
     opened = _open(delta)
+    _check_signed(opened, trust)
     if has_changes(opened.folder):
         yield Offer(str(delta), opened, ChainPayloads([]), changes=read_changes(opened))
         return
@@ -115,11 +119,31 @@ def offer_of(
 def _open(delta: str | os.PathLike[str]) -> Delta:
     try:
         return open_delta(delta, if_checkpoint="a live receiver is given deltas, or REMOTE@N")
-    except NotFoundError as error:
-        if not os.path.isdir(delta) or not holds_versions(Path(delta)):
+    except DcrError as error:
+        path = Path(delta)
+        if not path.exists() and path.parent.is_dir() and holds_versions(path.parent):
+            raise NotFoundError(str(path), "is not there", hint=hint_beside(path.parent)) from error
+        if not isinstance(error, NotFoundError) or not path.is_dir() or not holds_versions(path):
             raise
         facts = "holds the changes of versions, each in a folder of its own"
         raise NotFoundError(str(delta), facts, hint="stage one of them, or use Member(..., changes=FOLDER)") from error
+
+
+def _check_signed(opened: Delta, trust: Trust) -> None:
+    """Raise WrongBaseError if the delta in a folder has to be signed, and is not by who is trusted."""
+    if not trust.is_asked_for:
+        return
+    what = str(opened.folder / PUBLISHED_NAME)
+    with open_folder(opened.folder) as root:
+        data = root.read(PUBLISHED_NAME, COMMIT_LIMIT)
+    if data is None:
+        facts = f"is not signed: it has no {PUBLISHED_NAME}, the commit of a version with its signatures"
+        hint = "stage REMOTE@N, or what dcr pull --publish-changes leaves, where trusted_keys are given"
+        raise WrongBaseError(str(opened.folder), facts, hint=hint)
+    signed = split_signed(data, what)
+    if object_digest(signed.line) != opened.commit_blake3:
+        raise DamagedError(what, f"is not the commit that {COMMIT_NAME} is")
+    trust.check(signed, COMMIT_KIND, what)
 
 
 def find_offer(folder: Path, before: Published, published: Published, shown: str) -> Offer | None:

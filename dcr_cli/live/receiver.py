@@ -39,7 +39,7 @@ from dcr_cli.live.shares import Part, Shares, digest_parts
 from dcr_cli.live.staging import Decoded, decode
 from dcr_cli.live.tensors import tensor_of
 from dcr_cli.remote.signing import trust_in
-from dcr_cli.remote.version import Published
+from dcr_cli.remote.version import COMMIT_KIND, Published
 from dcr_cli.work import threads
 
 _AGAIN = "call apply again: what it writes are absolute bits, and once they are all there it is done"
@@ -171,9 +171,12 @@ class Receiver:
             return self.stage_offer(offer)
 
     def stage_offer(self, offer: Offer) -> Staged:
-        """Stage a delta that was opened or fetched already."""
+        """Stage a delta that was opened or fetched already; of a version of a remote, the commit has to be signed as
+        this receiver asks, whoever has read it."""
         if self._is_partial:
             raise self._mixture()
+        if offer.published is not None:
+            self._trust.check(offer.published.signed, COMMIT_KIND, offer.name)
         self._ready = None
         commit = offer.documents.commit
         forms = {row.name: Form(row.dtype, row.shape) for row in offer.documents.manifest.tensors}

@@ -27,6 +27,8 @@ from dcr_cli.remote.signing import MAX_SIGNATURES_BYTES, Signed, split_signed
 # What is signed is told apart by these.
 COMMIT_KIND = "commit"
 DELTA, ANCHOR = "delta", "anchor"
+# The whole commit of a version, with its signatures, beside the line of it that makes a folder a delta.
+PUBLISHED_NAME = "published.json"
 _HINT = "see that the address is that of a remote"
 _TAMPERED = "the log was tampered with, or two were mixed"
 
