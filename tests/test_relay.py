@@ -468,6 +468,7 @@ class TestParents:
         with relaying([store_of(remote), store_of(tmp_path / "other")], tmp_path / "spool") as relay:
             history = json.loads(relay.get("dcr.json"))["history"]
             assert history == json.loads((remote / "dcr.json").read_bytes())["history"]
+            until(lambda: relay.status()["head"] == 3)
             for path in remote.rglob("*.json"):
                 path.unlink()
             (remote / "dcr.json").write_bytes(b"x")
