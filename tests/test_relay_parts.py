@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 from dcr_cli.checkpoint.digest import object_digest
 from dcr_cli.durable import hooks
 from dcr_cli.errors import TransportError
+from dcr_cli.relay import spool as spools
 from dcr_cli.relay.arrival import Arrival, State
 from dcr_cli.relay.children import Children, read_status
 from dcr_cli.relay.kinds import Kind, named
@@ -162,9 +164,44 @@ class TestSpool:
             assert file is not None
             with pytest.raises(FullError):
                 spool.begin(1)
-            spool.close(kept, file)
+            spool.close(kept)
             spool.drop(spool.begin(100))
             assert spool.find(label) is None and spool.holding.bytes == 0
+
+    def test_what_was_read_stays_open_while_it_is_there(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(spools, "_MOST_OPEN", 2)
+
+        def lent(spool: Spool, label: Label) -> tuple[Kept, int]:
+            kept = spool.find(label)
+            assert kept is not None
+            file = spool.open(kept)
+            assert file is not None and os.pread(file.fd, 1000, 0) == bytes([label.version]) * 100
+            spool.close(kept)
+            return kept, file.fd
+
+        with Spool(tmp_path / "spool", 1000) as spool:
+            labels = [self.keep(spool, number) for number in (1, 2, 3)]
+            kept, fd = lent(spool, labels[0])
+            assert lent(spool, labels[0])[1] == fd
+            others = [lent(spool, label)[0] for label in labels[1:]]
+            # No more than so many, those that were read last.
+            assert kept.file is None and all(each.file is not None for each in others)
+            # Two at a time have one file, which is closed when both have read it.
+            both = others[0]
+            assert spool.open(both) is spool.open(both)
+            spool.forget(both)
+            spool.close(both)
+            assert both.file is not None
+            spool.close(both)
+            assert both.file is None and spool.open(both) is None
+            # What is removed, or cut, behind the spool's back, is not there.
+            left = others[1]
+            (tmp_path / "spool" / "kept" / left.file_name).unlink()
+            assert left.file is not None and spool.open(left) is None
+            assert left.file is None and not left.readers and spool.find(labels[2]) is None
+            lent(spool, labels[0])
+            os.truncate(tmp_path / "spool" / "kept" / kept.file_name, 99)
+            assert spool.open(kept) is None and kept.file is None and spool.holding.objects == 0
 
     def test_what_became_another_is_gone(self, tmp_path: Path) -> None:
         with Spool(tmp_path / "spool", 1000) as spool:

@@ -47,13 +47,13 @@ _STATUS = "status/"
 
 @dataclass(slots=True)
 class Answering:
-    """Answers all requests of one relay. `log` is given a line for each."""
+    """Answers all requests of one relay. `log` is given a line for each, unless nobody reads them."""
 
     library: Library
     children: Children
     account: Account
     rights: Rights
-    log: Callable[[str], None]
+    log: Callable[[str], None] | None
     reading: Reading = field(init=False)
     publishing: Publishing = field(init=False)
 
@@ -67,9 +67,10 @@ class Answering:
         begun = loop.time()
         address = request.remote or ""
         right = self.rights.of(request.headers.get("Authorization"))
-        child = Child(address, OTHER, address)
-        # Who may do nothing is no child.
-        if right is not Right.NOTHING:
+        if right is Right.NOTHING:
+            # Who may do nothing is no child.
+            child = Child(address, OTHER, address)
+        else:
             child = self.children.seen(request.headers.get(RELAY_HEADER), request.headers.get(RECEIVER_HEADER), address)
         before = child.sent_bytes
         status, trace = _GONE, None
@@ -87,9 +88,10 @@ class Answering:
             response = _cut(request)
         finally:
             self.account.requests[_known(request.method), status] += 1
-            sent, seconds = child.sent_bytes - before, loop.time() - begun
-            access = Access(request.method, request.path, status, sent, seconds, child.name, address, trace)
-            self.log(access.line())
+            if self.log is not None:
+                sent, seconds = child.sent_bytes - before, loop.time() - begun
+                access = Access(request.method, request.path, status, sent, seconds, child.name, address, trace)
+                self.log(access.line())
         return response
 
     async def _answer(self, request: web.BaseRequest, child: Child, right: Right) -> web.StreamResponse:

@@ -49,7 +49,7 @@ class Sending:
         try:
             await self._send_file(file, begin, end)
         finally:
-            spool.close(kept, file)
+            spool.close(kept)
 
     async def send_bytes(self, data: bytes) -> None:
         """Send bytes that are in memory."""
