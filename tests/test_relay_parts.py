@@ -344,18 +344,53 @@ class TestChildren:
     def test_who_has_not_asked_for_long_is_forgotten(self) -> None:
         now = [0.0]
         children = Children(clock=lambda: now[0])
-        relay = children.seen("below", None, "10.0.0.1")
-        receiver = children.seen(None, "r1", "10.0.0.2")
-        other = children.seen("no name!", None, "10.0.0.3")
+        relay = children.seen("below", None, "10.0.0.1", connection=1)
+        receiver = children.seen(None, "r1", "10.0.0.2", connection=2)
+        other = children.seen("no name!", None, "10.0.0.3", connection=2)
         assert (relay.kind, receiver.kind, other.kind, other.name) == ("relay", "receiver", "other", "10.0.0.3")
         relay.version, receiver.version = 7, 5
         children.sent(relay, 10)
         assert children.needed_from(9) == 6 and children.sent_bytes == 10
         now[0] = 599.0
-        children.seen("below", None, "10.0.0.1")
+        children.seen("below", None, "10.0.0.1", connection=1)
         now[0] = 700.0
         assert [child["name"] for child in children.documents(9)] == ["below"]
         assert children.needed_from(9) == 8
+
+    def test_who_is_gone(self) -> None:
+        now = [0.0]
+        children = Children(clock=lambda: now[0])
+
+        def gone() -> list[str]:
+            return [child["name"] for child in children.documents(9) if child["is_gone"]]
+
+        first = children.seen(None, "first", "a", connection=1)
+        children.seen(None, "first", "a", connection=2)
+        children.seen(None, "second", "b", connection=2)
+        # Who has left is gone at once, but not before its last connection has ended.
+        children.ended(2)
+        assert gone() == ["second"]
+        children.ended(1)
+        assert gone() == ["second", "first"] or gone() == ["first", "second"]
+        children.ended(1)
+        children.seen(None, "first", "a", connection=3)
+        assert gone() == ["second"]
+        children.seen(None, "second", "b", connection=None)
+        assert gone() == ["second"]
+        # Of one that is silent nobody knows; while it is being answered it is there.
+        now[0] = 90.0
+        assert gone() == ["second"]
+        now[0] = 90.5
+        assert gone() == ["first", "second"]
+        first.asking = 1
+        assert gone() == ["second"]
+        first.asking = 0
+        children.sent(first, 1)
+        assert gone() == ["second"] and children.documents(9)[0]["seen_seconds"] == 0.0
+        # A connection that outlives what is known of who has used it.
+        now[0] = 1000.0
+        assert not children.documents(9)
+        children.ended(3)
 
     def test_what_is_no_status(self) -> None:
         right = b'{"format": "dcr-1", "relay": "me"}'

@@ -71,7 +71,10 @@ class Answering:
             # Who may do nothing is no child.
             child = Child(address, OTHER, address)
         else:
-            child = self.children.seen(request.headers.get(RELAY_HEADER), request.headers.get(RECEIVER_HEADER), address)
+            names = (request.headers.get(RELAY_HEADER), request.headers.get(RECEIVER_HEADER))
+            connection = request.protocol if request.transport is not None else None
+            child = self.children.seen(*names, address, connection=connection)
+        child.asking += 1
         before = child.sent_bytes
         status, trace = _GONE, None
         try:
@@ -87,6 +90,7 @@ class Answering:
             status, trace = HTTPStatus.INTERNAL_SERVER_ERROR, traceback.format_exc()
             response = _cut(request)
         finally:
+            child.asking -= 1
             self.account.requests[_known(request.method), status] += 1
             if self.log is not None:
                 sent, seconds = child.sent_bytes - before, loop.time() - begun
