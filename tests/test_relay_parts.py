@@ -20,11 +20,12 @@ from dcr_cli.relay.children import Children, read_status
 from dcr_cli.relay.kinds import Kind, named
 from dcr_cli.relay.news import News
 from dcr_cli.relay.parents import Parent, Parents, UnavailableError
-from dcr_cli.relay.requests import key_of, length_of, range_of, wait_of
+from dcr_cli.relay.requests import key_of, range_of, wait_of
 from dcr_cli.relay.rights import Right, Rights
 from dcr_cli.relay.spool import MOST_LENT_BYTES, FullError, Kept, Label, Spool
 from dcr_cli.remote.hint import Hint, encode_hint
 from dcr_cli.remote.keys import Place
+from dcr_cli.store.http_answers import length_of
 from relays import store_of
 
 ID = "0123456789abcdef" * 2
@@ -94,7 +95,9 @@ class TestRequests:
         assert found == [None, 5, 7, 60, None, None]
 
     def test_lengths(self) -> None:
-        assert [length_of(text) for text in (None, "7", "-7", "+7", "7 ", "\u0667", "9" * 19)] == [None, 7] + [None] * 5
+        assert [length_of(text) for text in (None, "7", " 7 ", "-7", "+7", "\u0667", "9" * 19)] == [None, 7, 7] + [
+            None
+        ] * 4
 
 
 class TestRights:

@@ -29,11 +29,12 @@ from dcr_cli.relay.parents import ForbiddenError, UnavailableError, WrongError
 from dcr_cli.relay.publishing import Publishing, Put
 from dcr_cli.relay.reading import Reading
 from dcr_cli.relay.refusing import PLAIN, AnswerError, no_such_object
-from dcr_cli.relay.requests import key_of, length_of
+from dcr_cli.relay.requests import key_of
 from dcr_cli.relay.rights import Right, Rights, needed_to_put
 from dcr_cli.relay.sending import CutError
 from dcr_cli.relay.telling import Access, Account
 from dcr_cli.remote.keys import ACKNOWLEDGEMENTS, is_receiver
+from dcr_cli.store.http_answers import length_of
 
 _IMMUTABLE = "max-age=31536000, immutable"
 _RETRY_SECONDS, _WRONG_RETRY_SECONDS = 2, 5
