@@ -144,7 +144,7 @@ def _nginx_server(nginx: str, place: Path, remote: Path) -> Iterator[Server]:
     user = "user root;" if os.geteuid() == 0 else ""
     (folder / "conf").write_text(
         f"daemon off; worker_processes 1; pid {folder}/pid; error_log {folder}/errors; {user} events {{}} "
-        f"http {{ {temporary} access_log off; sendfile on; tcp_nopush on; "
+        f"http {{ {temporary} access_log off; sendfile on; tcp_nopush on; keepalive_requests 1000000; "
         f"server {{ listen 127.0.0.1:{port}; root {remote}; }} }}"
     )
     command = [nginx, "-e", f"{folder}/errors", "-c", f"{folder}/conf"]

@@ -146,3 +146,12 @@ def relay_process(
             yield json.loads(line)["address"], process
         finally:
             process.kill()
+
+
+def certificate_for_this_host(folder: Path) -> tuple[Path, Path]:
+    """A certificate for 127.0.0.1, signed by itself, and its key."""
+    certificate, key = folder / "cert.pem", folder / "key.pem"
+    made = "-x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost"
+    its = f"-addext subjectAltName=IP:127.0.0.1 -out {certificate} -keyout {key}"
+    subprocess.run(f"openssl req {made} {its}".split(), check=True, capture_output=True)
+    return certificate, key

@@ -126,6 +126,28 @@ def test_another_history_is_not_mixed_in(remotes: list[Path], server: StandIn, t
     assert (tree(root) if root.exists() else None) == before
 
 
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_a_fallback_of_another_history_is_none_however_long_that_is(
+    remotes: list[Path], tmp_path: Path, count: int
+) -> None:
+    """It is not behind: waiting does not help."""
+    root = tmp_path / "r"
+    pull(remotes[1], root)
+    for number in range(1, count + 1):
+        push(tmp_path / f"v{number}", tmp_path / "other", baseline=tmp_path / "other-baseline")
+    before = tree(root)
+    with pytest.raises(WrongBaseError, match="history"):
+        pull(dead_address(), root, fallbacks=[tmp_path / "other"])
+    assert tree(root) == before
+
+
+def test_one_that_is_behind_counts_before_one_of_another_history(remotes: list[Path], tmp_path: Path) -> None:
+    pull(remotes[1], tmp_path / "r")
+    push(tmp_path / "v1", tmp_path / "other", baseline=tmp_path / "other-baseline")
+    with pytest.raises(TransportError, match="is behind"):
+        pull(dead_address(), tmp_path / "r", fallbacks=[remotes[0], tmp_path / "other"])
+
+
 def test_followers_fail_over_and_back(remotes: list[Path], server: StandIn, tmp_path: Path) -> None:
     serve(server, remotes[0])
     arrivals = follow(server.url, tmp_path / "r", tell=lambda error: None, fallbacks=[remotes[1]])

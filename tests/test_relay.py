@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import shutil
+import signal
 import socket
 import threading
 import time
@@ -34,7 +35,7 @@ from dcr_cli.store.store import Store
 from dcr_cli.verify_remote import verify_remote
 from pushed import states
 from receivers import tree
-from relays import chained, relaying, store_of
+from relays import chained, relay_process, relaying, store_of
 from store_wrappers import Allows, FailsCalls, FlipsAByte, Records, Truncates, Wrapped
 from strategies import write_checkpoint
 
@@ -468,6 +469,7 @@ class TestParents:
         with relaying([store_of(remote), store_of(tmp_path / "other")], tmp_path / "spool") as relay:
             history = json.loads(relay.get("dcr.json"))["history"]
             assert history == json.loads((remote / "dcr.json").read_bytes())["history"]
+            until(lambda: relay.status()["head"] == 3)
             for path in remote.rglob("*.json"):
                 path.unlink()
             (remote / "dcr.json").write_bytes(b"x")
@@ -771,6 +773,24 @@ class TestTelling:
                 assert relay.ask("PUT", "status/below", body, Dcr_Relay="below")[0] == 204
         for line in relay.lines:
             assert {"time", "method", "path", "status", "bytes", "seconds", "child", "address"} == set(json.loads(line))
+
+    def test_who_has_ended_is_gone(self, tmp_path: Path, published: tuple[Path, list[Path]]) -> None:
+        remote, _ = published
+
+        def is_gone(kind: str) -> bool | None:
+            found = [each["is_gone"] for each in relay.status()["children"] if each["kind"] == kind]
+            return found[0] if found else None
+
+        with relaying([store_of(remote)], tmp_path / "spool") as relay:
+            pull(relay.url, tmp_path / "copy", receiver="r1", jobs=1)
+            until(lambda: is_gone("receiver") is True)
+            with relay_process([relay.url], tmp_path / "below") as (url, process):
+                until(lambda: is_gone("relay") is False)
+                pull(url, tmp_path / "copy", receiver="r1", jobs=1)
+                assert 'dcr_relay_children{kind="relay"} 1\n' in relay.get("metrics").decode()
+                process.send_signal(signal.SIGTERM)
+                until(lambda: is_gone("relay") is True)
+            assert 'dcr_relay_children{kind="relay"} 0\n' in relay.get("metrics").decode()
 
 
 class TestWhatIsNotThere:

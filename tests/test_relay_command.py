@@ -19,7 +19,7 @@ import pytest
 from commands import Run
 from dcr_cli.push import push
 from dcr_cli.store.opening import open_store
-from relays import relay_process
+from relays import certificate_for_this_host, relay_process
 from test_relay import checkpoints, until
 
 TOKEN = "a-token-of-32-characters-or-more"
@@ -174,12 +174,3 @@ def fetched(asked: str | urllib.request.Request) -> bytes:
     with urllib.request.urlopen(asked) as answer:
         data: bytes = answer.read()
         return data
-
-
-def certificate_for_this_host(folder: Path) -> tuple[Path, Path]:
-    """A certificate for 127.0.0.1, signed by itself, and its key."""
-    certificate, key = folder / "cert.pem", folder / "key.pem"
-    made = "-x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost"
-    its = f"-addext subjectAltName=IP:127.0.0.1 -out {certificate} -keyout {key}"
-    subprocess.run(f"openssl req {made} {its}".split(), check=True, capture_output=True)
-    return certificate, key

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,16 +14,18 @@ import pytest
 from dcr_cli.checkpoint.digest import object_digest
 from dcr_cli.durable import hooks
 from dcr_cli.errors import TransportError
+from dcr_cli.relay import spool as spools
 from dcr_cli.relay.arrival import Arrival, State
 from dcr_cli.relay.children import Children, read_status
 from dcr_cli.relay.kinds import Kind, named
 from dcr_cli.relay.news import News
 from dcr_cli.relay.parents import Parent, Parents, UnavailableError
-from dcr_cli.relay.requests import key_of, length_of, range_of, wait_of
+from dcr_cli.relay.requests import key_of, range_of, wait_of
 from dcr_cli.relay.rights import Right, Rights
 from dcr_cli.relay.spool import MOST_LENT_BYTES, FullError, Kept, Label, Spool
 from dcr_cli.remote.hint import Hint, encode_hint
 from dcr_cli.remote.keys import Place
+from dcr_cli.store.http_answers import length_of
 from relays import store_of
 
 ID = "0123456789abcdef" * 2
@@ -92,7 +95,9 @@ class TestRequests:
         assert found == [None, 5, 7, 60, None, None]
 
     def test_lengths(self) -> None:
-        assert [length_of(text) for text in (None, "7", "-7", "+7", "7 ", "\u0667", "9" * 19)] == [None, 7] + [None] * 5
+        assert [length_of(text) for text in (None, "7", " 7 ", "-7", "+7", "\u0667", "9" * 19)] == [None, 7, 7] + [
+            None
+        ] * 4
 
 
 class TestRights:
@@ -162,9 +167,44 @@ class TestSpool:
             assert file is not None
             with pytest.raises(FullError):
                 spool.begin(1)
-            spool.close(kept, file)
+            spool.close(kept)
             spool.drop(spool.begin(100))
             assert spool.find(label) is None and spool.holding.bytes == 0
+
+    def test_what_was_read_stays_open_while_it_is_there(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(spools, "_MOST_OPEN", 2)
+
+        def lent(spool: Spool, label: Label) -> tuple[Kept, int]:
+            kept = spool.find(label)
+            assert kept is not None
+            file = spool.open(kept)
+            assert file is not None and os.pread(file.fd, 1000, 0) == bytes([label.version]) * 100
+            spool.close(kept)
+            return kept, file.fd
+
+        with Spool(tmp_path / "spool", 1000) as spool:
+            labels = [self.keep(spool, number) for number in (1, 2, 3)]
+            kept, fd = lent(spool, labels[0])
+            assert lent(spool, labels[0])[1] == fd
+            others = [lent(spool, label)[0] for label in labels[1:]]
+            # No more than so many, those that were read last.
+            assert kept.file is None and all(each.file is not None for each in others)
+            # Two at a time have one file, which is closed when both have read it.
+            both = others[0]
+            assert spool.open(both) is spool.open(both)
+            spool.forget(both)
+            spool.close(both)
+            assert both.file is not None
+            spool.close(both)
+            assert both.file is None and spool.open(both) is None
+            # What is removed, or cut, behind the spool's back, is not there.
+            left = others[1]
+            (tmp_path / "spool" / "kept" / left.file_name).unlink()
+            assert left.file is not None and spool.open(left) is None
+            assert left.file is None and not left.readers and spool.find(labels[2]) is None
+            lent(spool, labels[0])
+            os.truncate(tmp_path / "spool" / "kept" / kept.file_name, 99)
+            assert spool.open(kept) is None and kept.file is None and spool.holding.objects == 0
 
     def test_what_became_another_is_gone(self, tmp_path: Path) -> None:
         with Spool(tmp_path / "spool", 1000) as spool:
@@ -307,18 +347,53 @@ class TestChildren:
     def test_who_has_not_asked_for_long_is_forgotten(self) -> None:
         now = [0.0]
         children = Children(clock=lambda: now[0])
-        relay = children.seen("below", None, "10.0.0.1")
-        receiver = children.seen(None, "r1", "10.0.0.2")
-        other = children.seen("no name!", None, "10.0.0.3")
+        relay = children.seen("below", None, "10.0.0.1", connection=1)
+        receiver = children.seen(None, "r1", "10.0.0.2", connection=2)
+        other = children.seen("no name!", None, "10.0.0.3", connection=2)
         assert (relay.kind, receiver.kind, other.kind, other.name) == ("relay", "receiver", "other", "10.0.0.3")
         relay.version, receiver.version = 7, 5
         children.sent(relay, 10)
         assert children.needed_from(9) == 6 and children.sent_bytes == 10
         now[0] = 599.0
-        children.seen("below", None, "10.0.0.1")
+        children.seen("below", None, "10.0.0.1", connection=1)
         now[0] = 700.0
         assert [child["name"] for child in children.documents(9)] == ["below"]
         assert children.needed_from(9) == 8
+
+    def test_who_is_gone(self) -> None:
+        now = [0.0]
+        children = Children(clock=lambda: now[0])
+
+        def gone() -> list[str]:
+            return [child["name"] for child in children.documents(9) if child["is_gone"]]
+
+        first = children.seen(None, "first", "a", connection=1)
+        children.seen(None, "first", "a", connection=2)
+        children.seen(None, "second", "b", connection=2)
+        # Who has left is gone at once, but not before its last connection has ended.
+        children.ended(2)
+        assert gone() == ["second"]
+        children.ended(1)
+        assert gone() == ["second", "first"] or gone() == ["first", "second"]
+        children.ended(1)
+        children.seen(None, "first", "a", connection=3)
+        assert gone() == ["second"]
+        children.seen(None, "second", "b", connection=None)
+        assert gone() == ["second"]
+        # Of one that is silent nobody knows; while it is being answered it is there.
+        now[0] = 90.0
+        assert gone() == ["second"]
+        now[0] = 90.5
+        assert gone() == ["first", "second"]
+        first.asking = 1
+        assert gone() == ["second"]
+        first.asking = 0
+        children.sent(first, 1)
+        assert gone() == ["second"] and children.documents(9)[0]["seen_seconds"] == 0.0
+        # A connection that outlives what is known of who has used it.
+        now[0] = 1000.0
+        assert not children.documents(9)
+        children.ended(3)
 
     def test_what_is_no_status(self) -> None:
         right = b'{"format": "dcr-1", "relay": "me"}'

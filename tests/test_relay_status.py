@@ -72,7 +72,8 @@ def child(**changes: Any) -> dict[str, Any]:
 
 def tree() -> dict[str, Any]:
     """A relay with a receiver and a relay, which has a receiver of its own."""
-    below = members(relay="eu-2", children=[child(name="rollout-2", version=None, lag=None, address="")])
+    gone = child(name="rollout-2", version=None, lag=None, address="", is_gone=True)
+    below = members(relay="eu-2", children=[gone])
     return members(children=[child(), child(name="eu-2", kind="relay", lag=0, version=12, status=below)])
 
 
@@ -94,13 +95,15 @@ def test_all_that_is_said() -> None:
         received_bytes=6 << 20,
         sent_bytes=7 << 20,
         children=(
-            RelayChild("rollout-1", "receiver", "10.0.0.1", 11, 1, 3 << 20, 2.5, None),
-            RelayChild("eu-2", "relay", "10.0.0.1", 12, 0, 3 << 20, 2.5, found.children[1].status),
+            RelayChild("rollout-1", "receiver", "10.0.0.1", 11, 1, 3 << 20, 2.5, False, None),
+            RelayChild("eu-2", "relay", "10.0.0.1", 12, 0, 3 << 20, 2.5, False, found.children[1].status),
         ),
     )
     below = found.children[1].status
     assert below is not None and below.relay == "eu-2"
-    assert [(each.name, each.version, each.lag) for each in below.children] == [("rollout-2", None, None)]
+    assert [(each.name, each.version, each.lag, each.is_gone) for each in below.children] == [
+        ("rollout-2", None, None, True)
+    ]
 
 
 def test_a_relay_that_knows_nothing_yet() -> None:
@@ -138,6 +141,7 @@ def test_a_relay_that_knows_nothing_yet() -> None:
                 {"seen_seconds": True},
                 {"seen_seconds": -1},
                 {"seen_seconds": None},
+                {"is_gone": None},
                 {"sent_bytes": None},
             )
         ],
@@ -224,10 +228,10 @@ def test_what_people_read() -> None:
         "  parent https://root/a: not used, does not answer",
         "  parent s3://bucket/a: used",
         "  version 12; received 6.29 MB, sent 7.34 MB; spool 4 objects, 5.24 MB of 1.07 GB",
-        "  child        kind      address   version  behind     sent     seen",
-        "  rollout-1    receiver  10.0.0.1       11       1  3.15 MB  2 s ago",
-        "  eu-2         relay     10.0.0.1       12       0  3.15 MB  2 s ago",
-        "    rollout-2  receiver  -               ?       ?  3.15 MB  2 s ago",
+        "  child        kind      address   version  behind     sent           seen",
+        "  rollout-1    receiver  10.0.0.1       11       1  3.15 MB        2 s ago",
+        "  eu-2         relay     10.0.0.1       12       0  3.15 MB        2 s ago",
+        "    rollout-2  receiver  -               ?       ?  3.15 MB  2 s ago, gone",
     ]
 
 

@@ -108,15 +108,11 @@ def relay(
     def started(result: RelayResult) -> None:
         session.finish(result, lambda: relays.started_lines(result))
 
-    def log(line: str) -> None:
-        if not session.options.quiet:
-            process.complain(line)
-
     run(
         parents,
         setting,
         started=started,
-        log=log,
+        log=None if session.options.quiet else process.complain,
         storage_options=storage_options_of(storage_option),
         limit_bytes_per_second=bytes_per_second_of(limit_rate),
     )

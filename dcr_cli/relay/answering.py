@@ -29,11 +29,12 @@ from dcr_cli.relay.parents import ForbiddenError, UnavailableError, WrongError
 from dcr_cli.relay.publishing import Publishing, Put
 from dcr_cli.relay.reading import Reading
 from dcr_cli.relay.refusing import PLAIN, AnswerError, no_such_object
-from dcr_cli.relay.requests import key_of, length_of
+from dcr_cli.relay.requests import key_of
 from dcr_cli.relay.rights import Right, Rights, needed_to_put
 from dcr_cli.relay.sending import CutError
 from dcr_cli.relay.telling import Access, Account
 from dcr_cli.remote.keys import ACKNOWLEDGEMENTS, is_receiver
+from dcr_cli.store.http_answers import length_of
 
 _IMMUTABLE = "max-age=31536000, immutable"
 _RETRY_SECONDS, _WRONG_RETRY_SECONDS = 2, 5
@@ -47,13 +48,13 @@ _STATUS = "status/"
 
 @dataclass(slots=True)
 class Answering:
-    """Answers all requests of one relay. `log` is given a line for each."""
+    """Answers all requests of one relay. `log` is given a line for each, unless nobody reads them."""
 
     library: Library
     children: Children
     account: Account
     rights: Rights
-    log: Callable[[str], None]
+    log: Callable[[str], None] | None
     reading: Reading = field(init=False)
     publishing: Publishing = field(init=False)
 
@@ -67,10 +68,14 @@ class Answering:
         begun = loop.time()
         address = request.remote or ""
         right = self.rights.of(request.headers.get("Authorization"))
-        child = Child(address, OTHER, address)
-        # Who may do nothing is no child.
-        if right is not Right.NOTHING:
-            child = self.children.seen(request.headers.get(RELAY_HEADER), request.headers.get(RECEIVER_HEADER), address)
+        if right is Right.NOTHING:
+            # Who may do nothing is no child.
+            child = Child(address, OTHER, address)
+        else:
+            names = (request.headers.get(RELAY_HEADER), request.headers.get(RECEIVER_HEADER))
+            connection = request.protocol if request.transport is not None else None
+            child = self.children.seen(*names, address, connection=connection)
+        child.asking += 1
         before = child.sent_bytes
         status, trace = _GONE, None
         try:
@@ -86,10 +91,12 @@ class Answering:
             status, trace = HTTPStatus.INTERNAL_SERVER_ERROR, traceback.format_exc()
             response = _cut(request)
         finally:
+            child.asking -= 1
             self.account.requests[_known(request.method), status] += 1
-            sent, seconds = child.sent_bytes - before, loop.time() - begun
-            access = Access(request.method, request.path, status, sent, seconds, child.name, address, trace)
-            self.log(access.line())
+            if self.log is not None:
+                sent, seconds = child.sent_bytes - before, loop.time() - begun
+                access = Access(request.method, request.path, status, sent, seconds, child.name, address, trace)
+                self.log(access.line())
         return response
 
     async def _answer(self, request: web.BaseRequest, child: Child, right: Right) -> web.StreamResponse:

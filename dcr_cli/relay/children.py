@@ -20,13 +20,16 @@ RELAY_HEADER, RECEIVER_HEADER = "Dcr-Relay", "Dcr-Receiver"
 # Of what one child says of itself, and of what all do.
 MOST_STATUS_BYTES, _MOST_BYTES = 256 << 10, 8 << 20
 _MOST_CHILDREN = 10_000
-# Who has asked for nothing for so long is none any more.
+# Who has asked for nothing for so long is gone: three times what one who waits lets pass before it asks again.
+_GONE_SECONDS = 90.0
+# And is none any more.
 _FORGOTTEN_SECONDS = 600.0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Child:
-    """One who asks. `version` is the newest whose commit it was given; `status` what it has said of itself."""
+    """One who asks. `version` is the newest whose commit it was given; `status` what it has said of itself; `asking`
+    how many of its requests are not answered, and `has_left` that all connections that it had have ended."""
 
     name: str
     kind: str
@@ -36,6 +39,9 @@ class Child:
     seen_at: float = 0.0
     status: dict[str, Any] | None = None
     status_bytes: int = 0
+    asking: int = 0
+    has_left: bool = False
+    connections: set[object] = field(default_factory=set)
 
 
 @dataclass(slots=True)
@@ -45,9 +51,12 @@ class Children:
     clock: Callable[[], float] = time.monotonic
     sent_bytes: int = 0
     _all: OrderedDict[tuple[str, str, str], Child] = field(default_factory=OrderedDict)
+    # Whose a connection is: of one that goes through a proxy, many may be.
+    _of: dict[object, set[Child]] = field(default_factory=dict)
 
-    def seen(self, relay: str | None, receiver: str | None, address: str) -> Child:
-        """The child that asks now: by its name, if it says one, else by its address."""
+    def seen(self, relay: str | None, receiver: str | None, address: str, *, connection: object | None) -> Child:
+        """The child that asks now, on a connection, None if that has ended since: by its name, if it says one, else by
+        its address."""
         kind, name = OTHER, address
         if relay is not None and is_receiver(relay):
             kind, name = RELAY, relay
@@ -58,13 +67,28 @@ class Children:
         if child is None:
             child = self._all[key] = Child(name, kind, address)
         child.seen_at = self.clock()
+        if connection is not None:
+            child.connections.add(connection)
+            self._of.setdefault(connection, set()).add(child)
+        child.has_left = not child.connections
         self._all.move_to_end(key)
         if len(self._all) > _MOST_CHILDREN:
-            self._all.popitem(last=False)
+            self._forget_first()
         return child
+
+    def ended(self, connection: object) -> None:
+        """A connection has ended: who has no other one has left."""
+        for child in self._of.pop(connection, ()):
+            child.connections.discard(connection)
+            child.has_left = not child.connections
+
+    def is_gone(self, child: Child) -> bool:
+        """Whether a child has left, or has asked for nothing for so long that it may have."""
+        return child.has_left or (not child.asking and self.clock() - child.seen_at > _GONE_SECONDS)
 
     def sent(self, child: Child, size: int) -> None:
         """Count bytes that a child was given."""
+        child.seen_at = self.clock()
         child.sent_bytes += size
         self.sent_bytes += size
 
@@ -80,7 +104,7 @@ class Children:
         """All who have asked for something lately."""
         now = self.clock()
         while self._all and now - next(iter(self._all.values())).seen_at > _FORGOTTEN_SECONDS:
-            self._all.popitem(last=False)
+            self._forget_first()
         return list(self._all.values())
 
     def needed_from(self, head: int) -> int:
@@ -100,10 +124,16 @@ class Children:
                 "lag": max(0, head - child.version) if child.version is not None else None,
                 "sent_bytes": child.sent_bytes,
                 "seen_seconds": round(now - child.seen_at, 3),
+                "is_gone": self.is_gone(child),
                 "status": child.status,
             }
             for child in self.present()
         ]
+
+    def _forget_first(self) -> None:
+        child = self._all.popitem(last=False)[1]
+        for connection in child.connections:
+            self._of[connection].discard(child)
 
 
 def read_status(data: bytes, name: str) -> dict[str, Any] | None:

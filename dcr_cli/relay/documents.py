@@ -19,13 +19,16 @@ from dcr_cli.relay.commits import forget_commit, keep_commit
 from dcr_cli.relay.kinds import KEPT_DOCUMENTS, Kind, Named, label_of, require_named
 from dcr_cli.relay.news import News
 from dcr_cli.relay.parents import BehindError, Parent, Parents, WrongError, get_if_there
-from dcr_cli.relay.spool import Spool
+from dcr_cli.relay.spool import Label, Spool
 from dcr_cli.remote.anchor import open_anchor
 from dcr_cli.remote.keys import HISTORY_KEY, Place, commit_key, prepared_key
 from dcr_cli.remote.signing import Trust
 from dcr_cli.remote.version import Version, decode_version
 
 T = TypeVar("T")
+
+# So little is read sooner than a thread would be told to.
+_LITTLE_BYTES = 64 << 10
 
 
 @dataclass(slots=True)
@@ -47,7 +50,7 @@ class Documents:
     async def get(self, asked: Named) -> bytes | None:
         """A document; None if a parent has said since this was called that it is absent."""
         if asked.kind in KEPT_DOCUMENTS:
-            kept = await self.look(partial(self.spool.read, label_of(asked)))
+            kept = await self._read_kept(label_of(asked))
             if kept is not None:
                 self._saw(asked, kept)
                 return kept
@@ -92,6 +95,14 @@ class Documents:
     async def look(self, work: Callable[[], T]) -> T:
         """Do what blocks, but not for long, in a thread."""
         return await asyncio.get_running_loop().run_in_executor(self.pool, work)
+
+    async def _read_kept(self, label: Label) -> bytes | None:
+        kept = self.spool.find(label)
+        if kept is None:
+            return None
+        if kept.size <= _LITTLE_BYTES:
+            return self.spool.read(label)
+        return await self.look(partial(self.spool.read, label))
 
     async def _look_up(self, asked: Named) -> bytes | None:
         """Ask for a document, once for all who wait to: in a request that begins after this was called."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import Enum, auto
+from functools import lru_cache
 
 from dcr_cli.checkpoint.names import path_fault
 from dcr_cli.delta.documents import OBJECT_LIMIT
@@ -30,6 +31,8 @@ from dcr_cli.remote.keys import (
 )
 from dcr_cli.remote.part import UNCHANGED_NAME
 
+# What is asked for is asked for by many.
+_REMEMBERED = 1024
 _PAYLOAD = re.compile(r"payloads/(\d{6,})\.safetensors")
 _PART = re.compile(r"parts/(\d{5})\.(json|zst)")
 _FILES = "/files/"
@@ -124,6 +127,7 @@ def require_named(key: str) -> Named:
     return found
 
 
+@lru_cache(_REMEMBERED)
 def named(key: str) -> Named | None:
     """What a key names; None if no object of a remote that a relay serves has it."""
     if path_fault(key) is not None:

@@ -2,6 +2,9 @@
 
 One that failed is asked after all others until somebody has seen that it answers again: so it costs a time-out once.
 One that holds another history is none. What is asked is not known here; all of it blocks, so it runs in threads.
+
+A receiver (store/fallback.py) has nobody who looks: it passes one that failed over for a while, and its next request
+finds out. So the two rules are no more alike than that both ask what is well first.
 """
 
 from __future__ import annotations

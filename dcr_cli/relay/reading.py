@@ -9,6 +9,7 @@ import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from email.utils import formatdate
+from functools import partial
 from http import HTTPStatus
 
 from aiohttp import web
@@ -141,12 +142,11 @@ class Reading:
         is_part = is_ranged(request.headers.get("Range"))
         if is_part:
             headers["Content-Range"] = f"bytes {begin}-{end - 1}/{size}"
-        response = web.StreamResponse(status=HTTPStatus.PARTIAL_CONTENT if is_part else HTTPStatus.OK, headers=headers)
-        await response.prepare(request)
+        status = HTTPStatus.PARTIAL_CONTENT if is_part else HTTPStatus.OK
+        sending = Sending(request, status, headers, partial(self.children.sent, child))
         if begin < end:
-            await send(Sending(request, response, lambda sent: self.children.sent(child, sent)), begin, end)
-        await response.write_eof()
-        return response
+            await send(sending, begin, end)
+        return await sending.end()
 
     def _body_of(self, found: Arrival | Kept) -> _Send:
         """How a body is sent, or a range of an anchor's file."""

@@ -78,7 +78,7 @@ def relay(
     setting: Setting,
     *,
     started: Callable[[RelayResult], None],
-    log: Callable[[str], None],
+    log: Callable[[str], None] | None,
     storage_options: Mapping[str, object] | None = None,
     limit_bytes_per_second: float | None = None,
 ) -> None:
@@ -118,17 +118,19 @@ def serve(
     setting: Setting,
     *,
     started: Callable[[RelayResult], None],
-    log: Callable[[str], None],
+    log: Callable[[str], None] | None,
     ending: Ending = signals_awaited,
 ) -> int:
     """Serve what the first of `stores` that answers holds, until what `ending` lends is there, and return it: the
     number of a signal.
 
-    `started` is called once it listens, `log` with a line of JSON for each request. ConflictError if another process
-    has the spool, LocalError where spool or address cannot be had, WrongBaseError if the spool is of another history.
+    `started` is called once it listens, `log`, if there is one, with a line of JSON for each request. ConflictError if
+    another process has the spool, LocalError where spool or address cannot be had, WrongBaseError if the spool is of
+    another history.
     """
     parents = Parents(tuple(Parent(store, replaces=not store.may_be_relay) for store in stores))
-    parents.changed = lambda parent: log(parent_line(parent))
+    if log is not None:
+        parents.changed = lambda parent: log(parent_line(parent))
     with ExitStack() as stack:
         spool = stack.enter_context(Spool(setting.spool, setting.spool_limit))
         stack.callback(stopping.ask, 0)
@@ -148,7 +150,7 @@ async def _run(
     setting: Setting,
     library: Library,
     waits: ThreadPoolExecutor,
-    told: tuple[Callable[[RelayResult], None], Callable[[str], None], Ending],
+    told: tuple[Callable[[RelayResult], None], Callable[[str], None] | None, Ending],
 ) -> int:
     started, log, ending = told
     children = Children()

@@ -8,7 +8,6 @@ from urllib.parse import unquote_to_bytes
 MOST_WAIT_SECONDS = 60
 _RANGE = re.compile(r"bytes=(\d{1,18})-(\d{0,18})|bytes=-(\d{1,18})")
 _WAIT = re.compile(r"(?:^|,)\s*wait=(\d{1,6})\s*(?:$|[,;])")
-_LENGTH = re.compile(r"\d{1,18}", re.ASCII)
 
 
 def key_of(raw_path: str) -> str | None:
@@ -49,8 +48,3 @@ def wait_of(header: str | None) -> int | None:
     """For how many seconds an answer may wait; None where that is not asked for."""
     match = _WAIT.search(header or "")
     return min(int(match[1]), MOST_WAIT_SECONDS) if match is not None else None
-
-
-def length_of(header: str | None) -> int | None:
-    """The length of what is put; None where the header does not say."""
-    return int(header) if header is not None and _LENGTH.fullmatch(header) else None

@@ -41,10 +41,11 @@ class Address:
 
 
 class _Server(web.Server):
-    """aiohttp's, with a limit on connections."""
+    """aiohttp's, with a limit on connections, of whose ends children.py hears."""
 
     def __init__(self, answering: Answering, most_connections: int) -> None:
         self._most_connections = most_connections
+        self._children = answering.children
         super().__init__(
             answering.answer,
             keepalive_timeout=IDLE_SECONDS,
@@ -60,6 +61,10 @@ class _Server(web.Server):
         super().connection_made(handler, transport)
         if len(self.connections) > self._most_connections:
             transport.abort()
+
+    def connection_lost(self, handler: web.RequestHandler, exc: BaseException | None = None) -> None:
+        super().connection_lost(handler, exc)
+        self._children.ended(handler)
 
 
 def _connections_for(wanted: int) -> int:

@@ -12,9 +12,11 @@ import os
 import re
 import stat
 import threading
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -32,6 +34,10 @@ _PART_BYTES = 1 << 20
 _SMALL_BYTES = 64 << 10
 # All that the disk has no room for has at most so many bytes.
 MOST_LENT_BYTES = 512 << 20
+# What was read stays open for whoever asks next, but no more than so many files.
+_MOST_OPEN = 64
+# The names of so many labels are remembered.
+_MOST_NAMES = 1024
 
 
 class Label(NamedTuple):
@@ -43,13 +49,19 @@ class Label(NamedTuple):
 
     def name_in(self, history: str | None) -> str:
         """What a file of it is called, but for its blake3, where objects are of a history; dcr.json is of none."""
-        text = f"{history if self.key != HISTORY_KEY else None} {self.part} {self.key}"
-        return f"{self.version:010d}-{object_digest(text.encode())[:16].hex()}"
+        return _name_of(self, history)
+
+
+@lru_cache(_MOST_NAMES)
+def _name_of(label: Label, history: str | None) -> str:
+    text = f"{history if label.key != HISTORY_KEY else None} {label.part} {label.key}"
+    return f"{label.version:010d}-{object_digest(text.encode())[:16].hex()}"
 
 
 @dataclass(slots=True)
 class Kept:
-    """A file that is kept. `is_checked` says that it has been hashed, or written, since the start; `used` counts on."""
+    """A file that is kept. `is_checked` says that it has been hashed, or written, since the start; `used` counts on;
+    `file` is it while it is open."""
 
     name: str
     version: int
@@ -58,6 +70,7 @@ class Kept:
     is_checked: bool
     used: int = 0
     readers: int = 0
+    file: File | None = None
 
     @property
     def file_name(self) -> str:
@@ -104,6 +117,8 @@ class Spool:
     _stack: ExitStack = field(default_factory=ExitStack)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _kept: dict[str, Kept] = field(default_factory=dict)
+    # What is open and nobody reads, that which was read last at the end.
+    _idle: OrderedDict[str, Kept] = field(default_factory=OrderedDict)
     _home: Folder | None = None
     _bytes: int = 0
     _clock: int = 0
@@ -117,6 +132,7 @@ class Spool:
             self._home.remove_tree(_NEW, missing_ok=True)
             for name in (_NEW, _KEPT):
                 self._home.make_folder(name, PRIVATE_FOLDER_MODE, exist_ok=True)
+            stack.callback(self._shut_all)
             self._take_up()
             self._stack = stack.pop_all()
         return self
@@ -171,25 +187,43 @@ class Spool:
         self._remove(dropped)
 
     def open(self, kept: Kept) -> File | None:
-        """Open what is kept, to be read and closed by `close`; None if it has gone."""
+        """What is kept, open to be read until `close`; None if it has gone."""
         with self._lock:
             if self._kept.get(kept.name) is not kept:
                 return None
             kept.readers += 1
+            self._idle.pop(kept.name, None)
+            file = kept.file
         try:
-            return self._open(kept)
+            if file is not None:
+                _check_there(file, kept)
+                return file
+            file = self._open(kept)
         except DcrError as error:
-            with self._lock:
-                kept.readers -= 1
             if not _is_for_lack_of_files(error):
                 self.forget(kept)
+            self.close(kept)
             return None
+        with self._lock:
+            # Somebody else may have opened it meanwhile.
+            unused = file if kept.file is not None else None
+            kept.file = kept.file or file
+        if unused is not None:
+            unused.close()
+        return kept.file
 
-    def close(self, kept: Kept, file: File) -> None:
-        """Close what `open` opened."""
-        file.close()
+    def close(self, kept: Kept) -> None:
+        """End reading what `open` opened."""
         with self._lock:
             kept.readers -= 1
+            if kept.readers or kept.file is None:
+                return
+            if self._kept.get(kept.name) is not kept:
+                _shut(kept)
+                return
+            self._idle[kept.name] = kept
+            if len(self._idle) > _MOST_OPEN:
+                _shut(self._idle.popitem(last=False)[1])
 
     def read(self, label: Label) -> bytes | None:
         """All bytes of a document that is kept, hashed again; None if it is not there, or not what it was."""
@@ -203,7 +237,7 @@ class Spool:
         except DcrError:
             data.clear()
         finally:
-            self.close(kept, file)
+            self.close(kept)
         if object_digest(data) != kept.blake3:
             self.forget(kept)
             return None
@@ -323,8 +357,15 @@ class Spool:
 
     def _take_out(self, kept: Kept) -> Kept:
         del self._kept[kept.name]
+        if not kept.readers:
+            self._idle.pop(kept.name, None)
+            _shut(kept)
         self._bytes -= kept.size
         return kept
+
+    def _shut_all(self) -> None:
+        for kept in self._kept.values():
+            _shut(kept)
 
     def _remove(self, dropped: list[Kept]) -> None:
         # What cannot be removed now is found, and counted, at the next start.
@@ -341,10 +382,29 @@ class Spool:
         file = self._folder.open_to_read(f"{_KEPT}/{kept.file_name}")
         if file is None:
             raise LocalError(kept.name, "is not there any more")
-        if os.fstat(file.fd).st_size != kept.size:
+        try:
+            _check_there(file, kept)
+        except LocalError:
             file.close()
-            raise LocalError(kept.name, "has another size than it had")
+            raise
         return file
+
+
+def _check_there(file: File, kept: Kept) -> None:
+    """Raise LocalError unless a file that is open still has its name, and its size."""
+    status = os.fstat(file.fd)
+    if not status.st_nlink:
+        raise LocalError(kept.name, "is not there any more")
+    if status.st_size != kept.size:
+        raise LocalError(kept.name, "has another size than it had")
+
+
+def _shut(kept: Kept) -> None:
+    """Close what is kept, if it is open."""
+    file, kept.file = kept.file, None
+    if file is not None:
+        with suppress(LocalError):
+            file.close()
 
 
 def _is_for_lack_of_files(error: DcrError) -> bool:

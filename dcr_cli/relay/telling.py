@@ -67,7 +67,7 @@ class Account:
         """The same in numbers, as Prometheus reads them."""
         library, news = self.library, self.library.news
         holding = library.spool.holding
-        present = self.children.present()
+        present = [child for child in self.children.present() if not self.children.is_gone(child)]
         lags = [news.head - child.version for child in present if child.version is not None]
         kinds = Counter(child.kind for child in present)
         lines: list[str] = []
@@ -90,7 +90,7 @@ class Account:
             (
                 "children",
                 "gauge",
-                "Who has asked lately.",
+                "Who asks, and is not gone.",
                 [(f'{{kind="{kind}"}}', kinds[kind]) for kind in ("relay", "receiver", "other")],
             ),
             ("most_child_lag_versions", "gauge", "How far the last child is behind.", [("", max(lags, default=0))]),

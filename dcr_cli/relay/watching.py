@@ -72,11 +72,11 @@ class _Waiting:
 @dataclass(slots=True)
 class Watch:
     """The watch of one relay, for as long as `run` runs. `waits` is a pool of its own, for waiting takes long; `log` is
-    told of bugs, after which it goes on; `dice` (a number from 0 to 1) is there for tests."""
+    told of bugs, if there is one, and it goes on; `dice` (a number from 0 to 1) is there for tests."""
 
     library: Library
     waits: Executor
-    log: Callable[[str], None]
+    log: Callable[[str], None] | None
     dice: Callable[[], float] = random.random
     _quiet: int = 0
     _ahead: dict[Place, asyncio.Task[None]] = field(default_factory=dict)
@@ -92,7 +92,7 @@ class Watch:
                 except PASSING:
                     is_waited = False
                 except Exception:
-                    self.log(bug_line(traceback.format_exc()))
+                    self._tell_bug()
                     is_waited = False
                 if not is_waited:
                     await self._pause()
@@ -166,7 +166,7 @@ class Watch:
                     await news.after(before, _MAKING_SECONDS)
             await self._fetch_documents(place, coming)
         except Exception:
-            self.log(bug_line(traceback.format_exc()))
+            self._tell_bug()
         finally:
             for arrival in coming:
                 arrival.close()
@@ -187,6 +187,10 @@ class Watch:
             coming.popleft()
             first.close()
         return found is not None
+
+    def _tell_bug(self) -> None:
+        if self.log is not None:
+            self.log(bug_line(traceback.format_exc()))
 
     async def _pause(self) -> None:
         """Wait for news, twice as long each time that there are none, by chance a little less."""

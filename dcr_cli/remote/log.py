@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from dcr_cli.checkpoint.digest import State, object_digest
 from dcr_cli.delta.line import COMMIT_LIMIT
-from dcr_cli.errors import DamagedError, NotFoundError, UnsupportedError, WrongBaseError
+from dcr_cli.errors import DamagedError, NotFoundError, TransportError, UnsupportedError, WrongBaseError
 from dcr_cli.remote.history import check_folder, read_history
 from dcr_cli.remote.keys import MOST_VERSION, commit_key
 from dcr_cli.remote.signing import Trust
@@ -116,7 +116,7 @@ class Log:
     def check_known(self, known: Known, seen_at: str) -> Published:
         """Read the commit that somebody has seen; WrongBaseError if the log has it no more, or another one."""
         self._check_history(known, self._history, seen_at)
-        published = self.read(known.version, is_denied_absent=True, is_seen=True)
+        published = self.read(known.version, is_denied_absent=True) or self._read_seen(known, seen_at)
         if published is None:
             # Where not even this can be read, access denied says nothing of one commit.
             held = read_history(self._store)
@@ -172,6 +172,18 @@ class Log:
                     check_follows(found[-1], following.version, what)
                     found.append(following)
         return found[1:]
+
+    def _read_seen(self, known: Known, seen_at: str) -> Published | None:
+        """Read a commit that what answers first lacks. WrongBaseError if nothing that answers has it, and it is another
+        history that does."""
+        try:
+            return self.read(known.version, is_denied_absent=True, is_seen=True)
+        except TransportError:
+            # What does not answer may have it; but what answers need not be behind it for that.
+            held = read_history(self._store)
+            if held is not None:
+                self._check_history(known, held.id, seen_at)
+            raise
 
     def _check_history(self, known: Known, history: str, seen_at: str) -> None:
         if known.history != history:

@@ -51,7 +51,8 @@ class RelayNext:
 @dataclass(frozen=True, slots=True)
 class RelayChild:
     """One that asks a relay: `version` is the newest whose commit it has got, `lag` how many are newer, each None where
-    that is not known; `status` what a relay has said of itself."""
+    that is not known; `status` what a relay has said of itself. One that `is_gone` has ended, or is not heard any more.
+    """
 
     name: str
     kind: str
@@ -60,6 +61,7 @@ class RelayChild:
     lag: int | None
     sent_bytes: int
     seen_seconds: float
+    is_gone: bool
     status: RelayStatus | None
 
 
@@ -152,6 +154,8 @@ def _child(document: Any, what: str) -> RelayChild:
         lag=_or_none(members, "lag", what, lambda: count(members, "lag", MOST_VERSION + 1, what)),
         sent_bytes=count(members, "sent_bytes", BYTES_LIMIT, what),
         seen_seconds=float(seen),
+        # Not every relay says it.
+        is_gone=member(members, "is_gone", bool, what) if "is_gone" in members else False,
         status=_of_child(members.get("status"), what),
     )
 

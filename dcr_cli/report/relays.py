@@ -45,7 +45,7 @@ def _rows(relay: RelayStatus, indent: str) -> Iterator[tuple[str, ...]]:
 def _cells(child: RelayChild, indent: str) -> tuple[str, ...]:
     version, lag = ("?" if number is None else str(number) for number in (child.version, child.lag))
     texts = tuple(names([text]) if text else "-" for text in (child.name, child.address))
-    seen = f"{duration(child.seen_seconds)} ago"
+    seen = f"{duration(child.seen_seconds)} ago{', gone' if child.is_gone else ''}"
     return f"{indent}{texts[0]}", child.kind, texts[1], version, lag, size(child.sent_bytes), seen
 
 

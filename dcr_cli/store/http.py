@@ -82,7 +82,7 @@ class HttpBackend:
         try:
             with self._open(key, "HEAD", {}) as response:
                 check_kind(response, key)
-                size, modified = length_of(response), modified_of(response)
+                size, modified = length_of(response.headers.get("Content-Length")), modified_of(response)
         except AbsentError:
             return None
         except (PermanentError, DeniedError):

@@ -63,7 +63,7 @@ def _entry(members: Any, prefix: str, shown: str) -> Entry:
 def object_in(response: http.client.HTTPResponse, key: str, begin: int | None) -> Answer:
     """The answer to a GET, of a range that starts at `begin` unless that is None."""
     check_kind(response, key)
-    length, total, start = length_of(response), None, 0
+    length, total, start = length_of(response.headers.get("Content-Length")), None, 0
     if response.status == 206:
         match = _CONTENT_RANGE.fullmatch((response.headers.get("Content-Range") or "").strip())
         if match is None or begin is None:
@@ -107,9 +107,9 @@ def check_kind(response: http.client.HTTPResponse, key: str) -> None:
         )
 
 
-def length_of(response: http.client.HTTPResponse) -> int | None:
-    text = response.headers.get("Content-Length")
-    return int(text) if text is not None and _LENGTH.fullmatch(text.strip()) else None
+def length_of(header: str | None) -> int | None:
+    """How long a body is, by its Content-Length, of an answer or of a request; None where that does not say."""
+    return int(header) if header is not None and _LENGTH.fullmatch(header.strip()) else None
 
 
 def modified_of(response: http.client.HTTPResponse) -> float | None:
