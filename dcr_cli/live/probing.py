@@ -41,6 +41,7 @@ from dcr_cli.layout.loader import ONLY_FILE
 from dcr_cli.layout.tracing import Expectation, Trace, parts_of
 from dcr_cli.live.attribution import attribute
 from dcr_cli.live.memory import Memory, memory_of
+from dcr_cli.live.outside import Outside
 from dcr_cli.live.placement import Placement
 from dcr_cli.live.reading import Reading
 from dcr_cli.live.tensors import tensor_of
@@ -72,11 +73,12 @@ def learn(
     `load` is given all tensors, in the host's memory, one at a time; where it makes something else of some, also some
     of them. Tensors of which the module has nothing must match a pattern of `may_lack`. It takes, in the host's memory,
     a copy of what the module holds, and little more for what its loader moves. UnsupportedError where the loader
-    fails, moves the module's tensors to other addresses, or cannot be told what it does.
+    fails, moves the module's tensors to other addresses, changes what the module keeps outside its parameters and
+    buffers, or cannot be told what it does.
     """
     memory = memory_of(module)
-    with memory.put_back():
-        probe = _Probe(memory, load, forms)
+    with memory.put_back() as outside:
+        probe = _Probe((memory, outside), load, forms)
         placement = probe.placement(key)
     _check_lacking(placement, may_lack)
     return placement
@@ -93,8 +95,10 @@ def _check_lacking(placement: Placement, may_lack: Sequence[str]) -> None:
 class _Probe:
     """Has a loader load, and says what comes of it."""
 
-    def __init__(self, memory: Memory, load: Load, forms: Mapping[str, Form]) -> None:
-        self._memory = memory
+    def __init__(self, disturbed: tuple[Memory, Outside], load: Load, forms: Mapping[str, Form]) -> None:
+        self._memory, self._outside = disturbed
+        # Where something outside changes by itself, such as a counter of loads.
+        self._restless: set[str] | None = None
         self._load = load
         self._forms = forms
         self._addresses = give_addresses(forms)
@@ -134,6 +138,24 @@ class _Probe:
         return {name: Reading(each.form, each.bits) for name, each in self._memory.stretches.items()}
 
     def _load_values(self, values: Mapping[str, WritesBits]) -> None:
+        """Load tensors with these values. UnsupportedError if that fails, moves the module's tensors, or changes what
+        it keeps outside its parameters and buffers."""
+        self._send(values)
+        changed = self._outside.changed()
+        if changed and self._restless is None:
+            self._restless = self._changed_by_itself(values)
+        if kept := sorted(changed - (self._restless or set())):
+            facts = f"its loader changes {listed(kept)}, outside its parameters and buffers"
+            hint = "a patch would leave them as they were: use dcr pull --engine"
+            raise UnsupportedError(self._memory.what, facts, hint=hint)
+
+    def _changed_by_itself(self, values: Mapping[str, WritesBits]) -> set[str]:
+        """Where something outside is not what it was after the same load."""
+        before = self._outside.now()
+        self._send(values)
+        return before.changed()
+
+    def _send(self, values: Mapping[str, WritesBits]) -> None:
         try:
             with torch.no_grad():
                 self._load(self._weights(values))
