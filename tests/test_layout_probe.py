@@ -247,6 +247,11 @@ def test_what_only_random_values_tell_is_refused(tmp_path: Path) -> None:
         probed(tmp_path, program)
 
 
+def test_a_mask_of_zeros_is_no_constant(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match=r"tensor made of .*after a load of random values"):
+        boxes_of(tmp_path, lambda given: given["embed"] != 0)
+
+
 def test_what_is_no_short_list_of_boxes_is_refused(tmp_path: Path) -> None:
     order = np.random.default_rng(1).permutation(261)
     with pytest.raises(UnsupportedError, match=r"tensor made of .*no short list of boxes"):

@@ -28,6 +28,8 @@ _EXPONENTS = 16
 # By how many eighths of an exponent the digits of a float lie above the middle of its numbers: not as much as those of
 # another one, or a cast could turn a digit of one into the same digit of the other, and its reverse into the reverse.
 _EIGHTHS = {"F16": 3, "F32": 5, "F64": 7, "C64": 5}
+# One of so many elements that are drawn is a zero.
+_ZEROS_IN = 16
 # No address is as high.
 _NO_ADDRESS = 1 << 62
 # The address of an element that no canonical one is the source of.
@@ -157,7 +159,8 @@ class Digit(NamedTuple):
 
 
 class Drawn(NamedTuple):
-    """A load whose elements are drawn at random from all numbers, normal ones where they are floats."""
+    """A load whose elements are drawn at random from all numbers, normal ones where they are floats, and zeros, so that
+    what tells zeros from others, as a mask of them, is seen."""
 
     seed: int
 
@@ -165,11 +168,13 @@ class Drawn(NamedTuple):
         """What is written into the elements at `addresses`: unsigned integers as wide as the dtype's elements."""
         drawn = mixed(addresses.astype(np.uint64) + np.uint64(self.seed))
         numbers = normal_numbers(dtype)
-        if numbers is None:
-            return AnyBits(self.seed).bits(dtype, addresses)
-        first, count = numbers
-        sign = mixed(drawn) & np.uint64(1 << (8 * dtype.width - 1))
-        return ((np.uint64(first) + drawn % np.uint64(count)) | sign).astype(f"<u{dtype.width}")
+        bits = AnyBits(self.seed).bits(dtype, addresses)
+        if numbers is not None:
+            first, count = numbers
+            sign = mixed(drawn) & np.uint64(1 << (8 * dtype.width - 1))
+            bits = ((np.uint64(first) + drawn % np.uint64(count)) | sign).astype(bits.dtype)
+        bits[mixed(~drawn) % np.uint64(_ZEROS_IN) == 0] = 0
+        return bits
 
 
 class AnyBits(NamedTuple):

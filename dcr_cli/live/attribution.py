@@ -63,6 +63,8 @@ def attribute(
     for name, flags in made.items():
         # A counter of loads, say, is nothing that comes from a checkpoint.
         flags[flags] = again[name] == reading[name]
+    if not any(flags.any() for flags in made.values()):
+        return ()
     return _Attribution(names, made, read_with).groups(pairs, what)
 
 

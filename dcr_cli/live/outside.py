@@ -118,14 +118,18 @@ def check_nothing_packed(module: Any, tensors: Sequence[tuple[str, Any]]) -> Non
     """Raise UnsupportedError if a module reaches, outside its parameters and buffers, which are `tensors`, one that has
     the elements of one of these, in another order or padded with zeros: as engines pack weights once they are loaded.
     """
-    known = known_of(tensor for _, tensor in tensors)
-    for where, tensor in outside(module, known):
-        size = tensor.numel() * tensor.element_size()
+    sums: dict[str, int] = {}
+    for where, tensor in outside(module, known_of(tensor for _, tensor in tensors)):
+        own: dict[int, int] = {}
         for name, other in tensors:
-            width, wanted = other.element_size(), other.numel() * other.element_size()
-            if other.numel() < _FEW_ELEMENTS or not wanted <= size <= _MOST_PADDED * wanted or size % width:
+            width = other.element_size()
+            if not _is_as_large(tensor, other) or not _has_many(other):
                 continue
-            if span_of(other) is not None and _has_many(other) and _sum_of(tensor, width) == _sum_of(other, width):
+            if width not in own:
+                own[width] = _sum_of(tensor, width)
+            if name not in sums:
+                sums[name] = _sum_of(other, width)
+            if own[width] == sums[name]:
                 facts = f"keeps {shown(where)} outside its parameters, which has the elements of tensor {shown(name)}"
                 hint = "a patch would leave it as it was: use dcr pull --engine"
                 raise UnsupportedError(f"module {type(module).__name__}", facts, hint=hint)
@@ -229,6 +233,13 @@ def _identities(copy: Any) -> list[Any]:
     if isinstance(copy, dict):
         return [(key, id(value)) for key, value in copy.items()]
     return [id(value) for value in copy]
+
+
+def _is_as_large(tensor: Any, other: Any) -> bool:
+    """Whether a tensor could have all elements of another one, packed."""
+    size, wanted = (each.numel() * each.element_size() for each in (tensor, other))
+    is_size = wanted <= size <= _MOST_PADDED * wanted and size % other.element_size() == 0
+    return is_size and other.numel() >= _FEW_ELEMENTS and span_of(other) is not None
 
 
 def _has_many(tensor: Any) -> bool:

@@ -66,7 +66,7 @@ def _parts(each: Reached) -> Iterator[Reached]:
     if isinstance(what, dict):
         yield from _entries(where, what)
     elif isinstance(what, list | tuple | set | frozenset):
-        for number, value in enumerate(what):
+        for number, value in enumerate(tuple(what)):
             yield Reached(f"{where}[{number}]", value)
     elif isinstance(what, partial):
         yield Reached(f"{where}.func", what.func)
@@ -92,7 +92,7 @@ def _parts(each: Reached) -> Iterator[Reached]:
 
 
 def _entries(where: str, entries: dict[Any, Any]) -> Iterator[Reached]:
-    for key, value in dict.items(entries):
+    for key, value in tuple(dict.items(entries)):
         if key in _REGISTRIES:
             yield Reached(where, value)
         elif key not in _CACHES:
