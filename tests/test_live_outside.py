@@ -231,6 +231,13 @@ def test_a_served_module_has_no_floating_tensors_outside(way: str) -> None:
     assert f"keeps {WAYS[way][1]} outside its parameters" in str(caught.value)
 
 
+def test_a_served_module_has_no_handles_of_packed_weights() -> None:
+    module: Any = keeping("attribute", None)
+    module.linear = closure(SimpleNamespace(handler_tensor=torch.tensor(0x7F00), rows=8))
+    with pytest.raises(UnsupportedError, match=r"keeps linear\.tensor\.handler_tensor outside its parameters"):
+        check_nothing_outside(module)
+
+
 def test_caches_are_not_looked_into() -> None:
     module: Any = keeping("attribute", None)
     module.kv_cache = [torch.zeros(4)]

@@ -1,7 +1,8 @@
 """What a module keeps outside its parameters and buffers: seeing that it has changed, and putting it back; and seeing
 that it was made of them.
 
-Whoever patches a module where it lies leaves this as it was. How it is reached is reach.py's matter.
+Whoever patches a module where it lies leaves this as it was. How it is reached is reach.py's matter. What native code
+has made of weights, behind a handle, is not seen.
 """
 
 from __future__ import annotations

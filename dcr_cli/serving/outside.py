@@ -11,14 +11,22 @@ from dcr_cli.checkpoint.names import listed
 from dcr_cli.errors import UnsupportedError
 from dcr_cli.live.outside import known_of, outside
 
+# What engines call a number that stands for weights which native code has packed, as vLLM does on processors.
+_HANDLES = frozenset({"handler_tensor"})
+
 
 def check_nothing_outside(module: Any) -> None:
     """Raise UnsupportedError if a module reaches floating tensors of more than one element whose bits are no
-    parameter's: in attributes, containers, objects, or what functions have closed over."""
+    parameter's, or a handle of what native code has packed: in attributes, containers, objects, or what functions have
+    closed over."""
     known = known_of(tensor for tensors in (module.parameters(), module.buffers()) for tensor in tensors)
-    tensors = outside(module, known)
-    found = sorted({where for where, tensor in tensors if tensor.is_floating_point() and tensor.numel() > 1})
+    found = sorted({where for where, tensor in outside(module, known) if _is_of_weights(where, tensor)})
     if found:
         facts = f"keeps {listed(found)} outside its parameters, perhaps made of them when they were loaded"
         hint = "a patch would leave them as they were: use dcr pull --engine"
         raise UnsupportedError(f"module {type(module).__name__}", facts, hint=hint)
+
+
+def _is_of_weights(where: str, tensor: Any) -> bool:
+    is_floating = tensor.is_floating_point() and tensor.numel() > 1
+    return is_floating or where.rpartition(".")[2] in _HANDLES
