@@ -247,6 +247,11 @@ def test_what_only_random_values_tell_is_refused(tmp_path: Path) -> None:
         probed(tmp_path, program)
 
 
+def test_a_mask_of_zeros_is_no_constant(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match=r"tensor made of .*after a load of random values"):
+        boxes_of(tmp_path, lambda given: given["embed"] != 0)
+
+
 def test_what_is_no_short_list_of_boxes_is_refused(tmp_path: Path) -> None:
     order = np.random.default_rng(1).permutation(261)
     with pytest.raises(UnsupportedError, match=r"tensor made of .*no short list of boxes"):
@@ -312,9 +317,9 @@ def test_addresses_come_back(name: str) -> None:
     wanted = np.array([0, 1, total - 1, total // 2, 12_345], np.int64)
     digits = [Digit(number).bits(dtype, wanted) for number in range(addresses.digits + 1)]
     for bits in digits:
-        first, symbols = alphabet_of(dtype)
-        assert bits.dtype == f"<u{dtype.width}" and symbols % 2 == 0
-        assert ((first <= bits) & (bits < first + symbols)).all()
+        alphabet = alphabet_of(dtype)
+        assert bits.dtype == f"<u{dtype.width}" and alphabet.symbols % 2 == 0
+        assert alphabet.digits(bits)[1].all() and (alphabet.first <= bits).all()
     is_reversed = Digit(0, is_reversed=True).bits(dtype, wanted)
     found = read_addresses(dtype, total, digits, is_reversed)
     assert found.addresses.tolist() == wanted.tolist() and not found.is_made.any()
@@ -322,6 +327,30 @@ def test_addresses_come_back(name: str) -> None:
     assert (stuck.addresses == NOWHERE).all() and not stuck.is_made.any()
     drawn = Drawn(7).bits(dtype, np.arange(20_000))
     assert drawn.dtype == f"<u{dtype.width}" and len(np.unique(drawn)) >= (2 if name == "BOOL" else 200)
+
+
+@pytest.mark.parametrize("name", ["F16", "BF16", "F32", "F64"])
+def test_digits_are_normal_numbers_that_a_cast_tells_apart(name: str) -> None:
+    torch = pytest.importorskip("torch")
+    dtype, alphabet = DTYPES[name], alphabet_of(DTYPES[name])
+    bits = alphabet.bits(np.arange(alphabet.symbols)).astype(f"<u{dtype.width}")
+    exponents = (bits >> np.uint64(dtype.exponent_shift)).astype(np.int64)
+    assert len(np.unique(bits)) == alphabet.symbols and exponents[-1] - exponents[0] >= 15
+    assert exponents[0] > 0 and exponents[-1] < (1 << dtype.exponent_bits) - 1
+    kinds = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64}
+    values = torch.from_numpy(bits.view(np.uint8)).view(kinds[name])
+    for other, kind in kinds.items():
+        if DTYPES[other].width < dtype.width:
+            made = values.to(kind)
+            # Only some in the middle may be what their reverse is then.
+            assert (made != made.flip(0)).sum() >= alphabet.symbols - 16
+            assert not torch.equal(made.to(kinds[name]), values)
+        if other != name:
+            # What a cast makes of a digit and of its reverse is no digit and its reverse of the other dtype.
+            cast = values.to(kind).view(torch.uint8).numpy().view(f"<u{DTYPES[other].width}")
+            digits, is_digit = alphabet_of(DTYPES[other]).digits(cast)
+            is_mistaken = is_digit & is_digit[::-1] & (digits + digits[::-1] == alphabet_of(DTYPES[other]).symbols - 1)
+            assert not is_mistaken.any()
 
 
 @given(boxes(), st.integers(1, 40))

@@ -2,32 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
 from dcr_cli.errors import UnsupportedError
-from dcr_cli.live.attribution import Flags, Made, attribute
+from dcr_cli.live.attribution import attribute, separating
 
 NAMES = [f"tensor.{number}" for number in range(37)]
 
 
-class Module:
-    """Stretches whose elements are each made of some tensors, by number, some of which make no difference."""
+# What is added to the numbers of tensors that are left alone in a pair, and of those that are changed.
+PAIRS = ((1, 1000), (1000, -1000), (-1000, 1000))
 
-    def __init__(self, stretches: Mapping[str, Sequence[Sequence[int]]], deaf: Flags | None = None) -> None:
-        self.stretches, self.deaf = stretches, deaf
+
+class Module:
+    """Stretches whose elements are each made of some tensors, by number, by `make` of numbers that are never the same
+    for two tensors; `deaf` says of an element up to which pair nothing changes it."""
+
+    def __init__(
+        self,
+        stretches: Mapping[str, Sequence[Sequence[int]]],
+        make: Callable[[list[int]], int] = sum,
+        deaf: Mapping[int, int] | None = None,
+    ) -> None:
+        self.stretches, self.make, self.deaf = stretches, make, deaf or {}
         self.loads = 0
 
-    def read(self, changed: Collection[str]) -> dict[str, np.ndarray[tuple[int], np.dtype[np.int64]]]:
+    def read(self, changed: Collection[str], pair: int) -> dict[str, np.ndarray[tuple[int], np.dtype[np.int64]]]:
         self.loads += 1
         numbers = {NAMES.index(name) for name in changed}
+        values = [number + PAIRS[pair][number in numbers] for number in range(len(NAMES))]
         return {
             name: np.array(
                 [
-                    sum(number in numbers for number in sources) * (not (self.deaf is not None and self.deaf[place]))
+                    self.make([values[number] for number in sources]) * (pair >= self.deaf.get(place, 0))
                     for place, sources in enumerate(elements)
                 ]
             )
@@ -35,9 +46,8 @@ class Module:
         }
 
     def groups(self) -> tuple[tuple[str, ...], ...]:
-        first = self.read(())
-        made = {name: Made(np.ones(len(elements), np.bool_), first[name]) for name, elements in self.stretches.items()}
-        return attribute(NAMES, made, self.read, "loader")
+        made = {name: np.ones(len(elements), np.bool_) for name, elements in self.stretches.items()}
+        return attribute(NAMES, made, self.read, pairs=len(PAIRS), what="loader")
 
 
 def named(*groups: Sequence[int]) -> tuple[tuple[str, ...], ...]:
@@ -47,14 +57,21 @@ def named(*groups: Sequence[int]) -> tuple[tuple[str, ...], ...]:
 def test_one_tensor_for_each_element_takes_few_loads() -> None:
     module = Module({"a": [[number] for number in range(0, 37, 3)], "b": [[36], [36], [1]]})
     assert module.groups() == named(*([number] for number in sorted([*range(0, 37, 3), 1])))
-    assert module.loads == 2 + 2 * 6
+    # 14 groups have codes of 6 places, for each pair.
+    assert module.loads == 3 + 2 * 6 + len(PAIRS) * (1 + 6)
+    module = Module({"a": [[5]]})
+    assert module.groups() == named([5]) and module.loads == 3 + 2 * 6 + len(PAIRS) * 2
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.lists(st.lists(st.integers(0, 36), min_size=1, max_size=3, unique=True), min_size=1, max_size=6))
-def test_what_is_made_of_several_is_in_one_group(elements: list[list[int]]) -> None:
-    """None that has a part in something is missed, nor in two groups; one more may be named, by a small chance."""
-    found = Module({"a": elements}).groups()
+@given(
+    st.lists(st.lists(st.integers(0, 36), min_size=1, max_size=3, unique=True), min_size=1, max_size=6),
+    st.sampled_from([sum, min, max]),
+)
+def test_what_is_made_of_several_is_in_one_group(elements: list[list[int]], make: Callable[[list[int]], int]) -> None:
+    """None that has a part in something is missed, nor in two groups, also where only the least or the largest of them
+    shows; one more may be named, by a small chance."""
+    found = Module({"a": elements}, make).groups()
     of = {name: group for group in found for name in group}
     for sources in elements:
         assert len({of[NAMES[number]] for number in sources}) == 1
@@ -66,8 +83,28 @@ def test_two_tensors_far_apart_are_told_from_all_others() -> None:
     assert Module({"scaled": [[15, 16]] * 50, "other": [[3]]}).groups() == named([3], [15, 16])
 
 
-def test_an_element_that_never_changes_is_passed_over_among_others() -> None:
-    deaf = np.array([False, True, False])
-    assert Module({"a": [[1], [2], [1]]}, deaf).groups() == named([1])
+def test_an_element_that_does_not_change_at_first_is_not_dropped() -> None:
+    assert Module({"a": [[1], [2], [1]]}, deaf={1: 1}).groups() == named([1], [2])
+    assert Module({"a": [[1], [2], [1]]}, deaf={1: 2}).groups() == named([1], [2])
     with pytest.raises(UnsupportedError, match="nobody can say what its loader makes a of"):
-        Module({"a": [[1], [2], [1]]}, np.ones(3, np.bool_)).groups()
+        Module({"a": [[1], [2], [1]], "b": [[2]]}, deaf={1: len(PAIRS)}).groups()
+
+
+def test_a_part_that_shows_only_beside_other_values_is_found() -> None:
+    """As that of a tensor behind a gate, which the values of the first pair close."""
+
+    def gated(values: list[int]) -> int:
+        gate, value = values
+        return gate + (value if gate < 0 else 0)
+
+    assert Module({"a": [[4, 9]]}, gated).groups() == named([4, 9])
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 6, 7, 20, 100])
+def test_of_each_two_groups_each_is_left_alone_while_the_other_changes(count: int) -> None:
+    sets = list(separating(count))
+    assert len(sets) <= 2 + 1.5 * count.bit_length()
+    for one in range(count):
+        assert any(one in resting for resting in sets)
+        for other in set(range(count)) - {one}:
+            assert any(one in resting and other not in resting for resting in sets)

@@ -23,6 +23,13 @@ Flags = NDArray[np.bool_]
 
 # More of a dtype's bit patterns are not used as digits.
 _MOST_SYMBOLS = 1 << 14
+# The digits of a wide float are spread over so many of its exponents, so that a cast to a shorter one tells them apart.
+_EXPONENTS = 16
+# By how many eighths of an exponent the digits of a float lie above the middle of its numbers: not as much as those of
+# another one, or a cast could turn a digit of one into the same digit of the other, and its reverse into the reverse.
+_EIGHTHS = {"F16": 3, "F32": 5, "F64": 7, "C64": 5}
+# One of so many elements that are drawn is a zero.
+_ZEROS_IN = 16
 # No address is as high.
 _NO_ADDRESS = 1 << 62
 # The address of an element that no canonical one is the source of.
@@ -30,16 +37,31 @@ NOWHERE = -1
 
 
 class Alphabet(NamedTuple):
-    """The bit patterns that are digits: `symbols`, an even number, from `first` on, so that a digit and its reverse are
-    never one. None of them is zero, but for BOOL's, and all floats are normal numbers."""
+    """The bit patterns that are digits: `symbols`, an even number, from `first` on, each `step` above the one before,
+    so that a digit and its reverse are never one. None of them is zero, but for BOOL's, and all floats are normal
+    numbers. A step that is not one is odd: digits differ in high bits, which a cast leaves, and in low ones, which it
+    takes away."""
 
     first: int
     symbols: int
+    step: int = 1
+
+    def bits(self, digits: Indices) -> Elements:
+        """The bit patterns of digits."""
+        bits: Elements = self.first + digits * self.step
+        return bits
+
+    def digits(self, bits: Elements) -> tuple[Indices, Flags]:
+        """The digits that bit patterns are, and which of them are any; the others are nobody's digits."""
+        above = bits.astype(np.uint64) - np.uint64(self.first)
+        digits = above // np.uint64(self.step)
+        is_digit = (digits < self.symbols) & (above % np.uint64(self.step) == 0)
+        return np.where(is_digit, digits, 0).astype(np.int64), is_digit
 
 
 def alphabet_of(dtype: Dtype) -> Alphabet:
     """The digits of a dtype."""
-    numbers = _normal_numbers(dtype)
+    numbers = normal_numbers(dtype)
     if numbers is None:
         if dtype.name == "BOOL":
             return Alphabet(0, 2)
@@ -47,19 +69,27 @@ def alphabet_of(dtype: Dtype) -> Alphabet:
         return Alphabet(1, min(_MOST_SYMBOLS, top - 2))
     first, count = numbers
     symbols = min(_MOST_SYMBOLS, count)
-    return Alphabet(first + (count - symbols) // 2, symbols)
+    shift = real_of(dtype).exponent_shift
+    step = max(min(_EXPONENTS << shift, count) // symbols, 1)
+    step -= step > 1
+    above = (_EIGHTHS.get(dtype.name, 0) << shift) // 8
+    return Alphabet(first + (count - symbols * step) // 2 + above, symbols, step)
 
 
-def _normal_numbers(dtype: Dtype) -> tuple[int, int] | None:
+def normal_numbers(dtype: Dtype) -> tuple[int, int] | None:
     """The bit patterns of a float's positive normal numbers, by the first and their count, None for what is no float.
 
     A complex number counts as the real one that it then is.
     """
-    if dtype.name == "C64":
-        dtype = DTYPES["F32"]
+    dtype = real_of(dtype)
     if not dtype.exponent_bits:
         return None
     return 1 << dtype.exponent_shift, ((1 << dtype.exponent_bits) - 2) << dtype.exponent_shift
+
+
+def real_of(dtype: Dtype) -> Dtype:
+    """The dtype of the low half of a complex number; of all others itself."""
+    return DTYPES["F32"] if dtype.name == "C64" else dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,26 +152,29 @@ class Digit(NamedTuple):
 
     def bits(self, dtype: Dtype, addresses: Indices) -> Elements:
         """What is written into the elements at `addresses`: unsigned integers as wide as the dtype's elements."""
-        first, symbols = alphabet_of(dtype)
-        digits: Indices = addresses // min(symbols**self.number, _NO_ADDRESS) % symbols
-        bits: Elements = first + (symbols - 1 - digits if self.is_reversed else digits)
+        alphabet = alphabet_of(dtype)
+        digits: Indices = addresses // min(alphabet.symbols**self.number, _NO_ADDRESS) % alphabet.symbols
+        bits = alphabet.bits(alphabet.symbols - 1 - digits if self.is_reversed else digits)
         return bits.astype(f"<u{dtype.width}")
 
 
 class Drawn(NamedTuple):
-    """A load whose elements are drawn at random from all numbers, normal ones where they are floats."""
+    """A load whose elements are drawn at random from all numbers, normal ones where they are floats, and zeros, so that
+    what tells zeros from others, as a mask of them, is seen."""
 
     seed: int
 
     def bits(self, dtype: Dtype, addresses: Indices) -> Elements:
         """What is written into the elements at `addresses`: unsigned integers as wide as the dtype's elements."""
-        drawn = _mixed(addresses.astype(np.uint64) + np.uint64(self.seed))
-        numbers = _normal_numbers(dtype)
-        if numbers is None:
-            return AnyBits(self.seed).bits(dtype, addresses)
-        first, count = numbers
-        sign = _mixed(drawn) & np.uint64(1 << (8 * dtype.width - 1))
-        return ((np.uint64(first) + drawn % np.uint64(count)) | sign).astype(f"<u{dtype.width}")
+        drawn = mixed(addresses.astype(np.uint64) + np.uint64(self.seed))
+        numbers = normal_numbers(dtype)
+        bits = AnyBits(self.seed).bits(dtype, addresses)
+        if numbers is not None:
+            first, count = numbers
+            sign = mixed(drawn) & np.uint64(1 << (8 * dtype.width - 1))
+            bits = ((np.uint64(first) + drawn % np.uint64(count)) | sign).astype(bits.dtype)
+        bits[mixed(~drawn) % np.uint64(_ZEROS_IN) == 0] = 0
+        return bits
 
 
 class AnyBits(NamedTuple):
@@ -151,11 +184,11 @@ class AnyBits(NamedTuple):
 
     def bits(self, dtype: Dtype, addresses: Indices) -> Elements:
         """What is written into the elements at `addresses`: unsigned integers as wide as the dtype's elements."""
-        drawn = _mixed(addresses.astype(np.uint64) + np.uint64(self.seed))
+        drawn = mixed(addresses.astype(np.uint64) + np.uint64(self.seed))
         return (drawn & np.uint64(1 if dtype.name == "BOOL" else (1 << 8 * dtype.width) - 1)).astype(f"<u{dtype.width}")
 
 
-def _mixed(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def mixed(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Other numbers, different for different ones, of which each bit depends on all bits of the first."""
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         numbers = (numbers ^ (numbers >> np.uint64(shift))) * np.uint64(factor)
@@ -173,17 +206,17 @@ class Found(NamedTuple):
 def read_addresses(dtype: Dtype, total: int, digits: Sequence[Elements], is_reversed: Elements) -> Found:
     """Find where elements come from that were read back from a load for each digit, the lowest first, and from the
     one of the first digit reversed. `total` elements of the dtype have an address."""
-    first, symbols = alphabet_of(dtype)
-    length = _digits(total, alphabet_of(dtype))
+    alphabet = alphabet_of(dtype)
+    length = _digits(total, alphabet)
     addresses = np.zeros(len(is_reversed), np.int64)
     is_found = np.full(len(is_reversed), total > 0)
     is_constant = is_reversed == digits[0]
     for number, bits in enumerate(digits):
-        digit = bits.astype(np.uint64) - np.uint64(first)
-        is_found &= digit < (symbols if number < length else 1)
+        digit, is_digit = alphabet.digits(bits)
+        is_found &= is_digit & ((digit == 0) | (number < length))
         is_constant &= bits == digits[0]
         if number < length:
-            addresses += digit.astype(np.int64) * symbols**number
+            addresses += digit * alphabet.symbols**number
     is_found &= addresses < total
     is_found &= is_reversed == Digit(0, is_reversed=True).bits(dtype, addresses)
     addresses[~is_found] = NOWHERE

@@ -73,6 +73,12 @@ class Expectation:
                 bits = self._values.bits(self._dtype, begin + _canonical_of(box, part).reshape(-1))
                 box.canonical_view(elements, first, part)[...] = bits.reshape(part.counts)
 
+    def mark(self, flags: NDArray[np.bool_], first: int) -> None:
+        """Set those of `flags`, which are of the elements from number `first` on, that something is written into."""
+        for _, box in self._boxes:
+            for part in box.rectangles(box.rank(first), box.rank(first + len(flags))):
+                box.canonical_view(flags, first, part)[...] = True
+
 
 def _canonical_of(inverse: Box, part: Rectangle) -> Indices:
     """The numbers in the canonical tensor of a rectangle's elements, for a box whose tensors are exchanged."""

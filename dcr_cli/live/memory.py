@@ -1,17 +1,15 @@
 """What a module holds: its parameters and buffers, the stretches of storages that they lie in, and putting all of it
 back as it was.
 
-Tensors that are neither parameters nor buffers are not seen. What the elements are is placement.py's matter.
+What it reaches besides is outside.py's matter, what the elements are placement.py's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
-
-from numpy.typing import NDArray
 
 from dcr_cli.checkpoint.header import DTYPES
 from dcr_cli.checkpoint.names import shown
@@ -19,6 +17,7 @@ from dcr_cli.errors import UnsupportedError
 from dcr_cli.layout.layout import Form
 from dcr_cli.layout.loader import DTYPE_NAMES
 from dcr_cli.live.bits import Bits, bits_of
+from dcr_cli.live.outside import Outside, check_nothing_packed, is_same_place, known_of, place_of, span_of
 
 # So many elements are compared, and put back, at once.
 _AT_ONCE = 1 << 22
@@ -36,64 +35,64 @@ class Stretch(NamedTuple):
 
 
 class _Registered(NamedTuple):
-    """A tensor of a module, under `key` in one of its owner's registries, and what it looked at."""
+    """A parameter or buffer of a module, and what it looks at."""
 
     name: str
-    registry: dict[str, Any]
-    key: str
     tensor: Any
     data: Any
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """The parameters and buffers of a module, as they are when it is made; `stretches` by name."""
+    """The parameters and buffers of a module, as they are when it is made; `stretches` by name.
+
+    Of the module's tensors it holds those that lie in its stretches.
+    """
 
     what: str
     stretches: Mapping[str, Stretch]
     _module: Any
-    _registered: tuple[_Registered, ...]
-    _registries: tuple[tuple[dict[str, Any], dict[str, Any]], ...]
+    _places: Mapping[str, tuple[Any, ...]]
 
     @property
     def forms(self) -> dict[str, Form]:
         return {name: stretch.form for name, stretch in self.stretches.items()}
 
+    def only(self, stretches: Collection[str]) -> Memory:
+        """What is left if nothing is held but these stretches."""
+        return replace(self, stretches={name: each for name, each in self.stretches.items() if name in stretches})
+
     def moved(self, names: Collection[str] | None = None) -> str | None:
         """The name of a tensor, of `names` or of all, that does not lie any more where it lay, or that was not there;
         None if there is none."""
-        now = {each.name: each for each in _walk(self._module)}
-        before = {each.name: each for each in self._registered}
-        for name in sorted({*now, *before} if names is None else names):
-            found = now.get(name)
-            if found is None or name not in before or not _is_same_place(found.tensor, before[name].data):
+        now = {each.name: place_of(each.tensor) for each in _walk(self._module)}
+        for name in sorted({*now, *self._places} if names is None else names):
+            if name not in now or now[name] != self._places.get(name):
                 return name
         return None
 
-    @contextmanager
-    def put_back(self) -> Iterator[None]:
-        """Whatever becomes of the module inside, it has its tensors, at their addresses, with their bits, after it,
-        and its parts and attributes, as far as these are not changed within."""
-        copies = {name: each.bits.read(0, each.form.elements) for name, each in self.stretches.items()}
-        try:
-            yield
-        finally:
-            self._put_back(copies)
+    def check_nothing_packed(self) -> None:
+        """Raise UnsupportedError if the module has, outside its parameters and buffers, a copy of one of them."""
+        check_nothing_packed(self._module, [(each.name, each.data) for each in _walk(self._module)])
 
-    def _put_back(self, copies: Mapping[str, NDArray[Any]]) -> None:
-        for registry, entries in self._registries:
-            if [(key, id(each)) for key, each in registry.items()] != [
-                (key, id(each)) for key, each in entries.items()
-            ]:
-                registry.clear()
-                registry.update(entries)
-        for each in self._registered:
-            if not _is_same_place(each.tensor, each.data):
-                each.tensor.data = each.data
-        for name, stretch in self.stretches.items():
-            copy = copies[name]
-            for first in range(0, len(copy), _AT_ONCE):
-                stretch.bits.write(first, copy[first : first + _AT_ONCE])
+    @contextmanager
+    def put_back(self) -> Iterator[Outside]:
+        """Whatever becomes of the module inside, it has its tensors, at their addresses, with their bits, after it,
+        its parts and attributes, and all tensors and containers that it reaches. The copies are gone then."""
+        copies = {name: each.bits.read(0, each.form.elements) for name, each in self.stretches.items()}
+        registered = tuple(_walk(self._module))
+        outside = Outside(self._module, known_of(each.data for each in registered))
+        try:
+            yield outside
+        finally:
+            outside.put_back()
+            for each in registered:
+                if not is_same_place(each.tensor, each.data):
+                    each.tensor.data = each.data
+            for name, stretch in self.stretches.items():
+                copy = copies[name]
+                for first in range(0, len(copy), _AT_ONCE):
+                    stretch.bits.write(first, copy[first : first + _AT_ONCE])
 
 
 def memory_of(module: Any) -> Memory:
@@ -102,24 +101,13 @@ def memory_of(module: Any) -> Memory:
     registered = tuple(_walk(module))
     spans: dict[tuple[str, int], list[tuple[int, int, _Registered]]] = {}
     for each in registered:
-        tensor = each.data
         _check_plain(what, each)
-        if not tensor.numel():
+        span = span_of(each.data)
+        if span is None:
             continue
-        storage, size = tensor.untyped_storage(), tensor.element_size()
-        begin = tensor.storage_offset() * size
-        steps = zip(tensor.shape, tensor.stride(), strict=True)
-        end = begin + (1 + sum((count - 1) * stride for count, stride in steps)) * size
-        spans.setdefault((str(tensor.device), storage.data_ptr()), []).append((begin, end, each))
+        spans.setdefault(span[:2], []).append((span.begin, span.end, each))
     stretches = dict(sorted(_stretch(what, group) for members in spans.values() for group in _joined(members)))
-    registries = tuple((registry, dict(registry)) for registry in _registries(module))
-    return Memory(what, stretches, module, registered, registries)
-
-
-def _registries(module: Any) -> Iterator[dict[str, Any]]:
-    """All that the parts of a module have by name: attributes, tensors, parts."""
-    for owner in module.modules():
-        yield from (vars(owner), owner._parameters, owner._buffers, owner._modules)
+    return Memory(what, stretches, module, {each.name: place_of(each.data) for each in registered})
 
 
 def _walk(module: Any) -> Iterator[_Registered]:
@@ -127,7 +115,7 @@ def _walk(module: Any) -> Iterator[_Registered]:
         for registry in (owner._parameters, owner._buffers):
             for key, tensor in registry.items():
                 if tensor is not None:
-                    yield _Registered(f"{prefix}.{key}" if prefix else key, registry, key, tensor, tensor.data)
+                    yield _Registered(f"{prefix}.{key}" if prefix else key, tensor, tensor.data)
 
 
 def _check_plain(what: str, each: _Registered) -> None:
@@ -166,12 +154,3 @@ def _stretch(what: str, group: list[tuple[int, int, _Registered]]) -> tuple[str,
     shape = ((end - begin) * 8 // dtype.bits,)
     bits = bits_of(storage, begin, end - begin, dtype.width)
     return name, Stretch(Form(dtype.name, shape), names, bits)
-
-
-def _is_same_place(tensor: Any, data: Any) -> bool:
-    """Whether a tensor has the elements of another one."""
-
-    def place(each: Any) -> tuple[Any, ...]:
-        return each.data_ptr(), each.device, each.dtype, each.shape, each.stride(), each.is_meta
-
-    return bool(place(tensor) == place(data))

@@ -1,15 +1,21 @@
 """Finds out where a module's own loader places every element of a checkpoint, by having it load checkpoints whose
 values say where they come from; no formula, no patch of anybody's code, no knowledge of a model.
 
-It takes a load for each digit of an address, one of a digit reversed, and one of arbitrary bits, NaNs among them, which
-must lie where the others say. What is not placed bit for bit is made of some tensors; which ones, and whether the
-loader takes these alone, is found out by loads in which some tensors have other values than the others
-(attribution.py). After it, the module is as it was.
+It takes a load for each digit of an address, one of a digit reversed, and three contrasts: in two of them each tensor
+has zeros, and negative numbers from the whole range of exponents, in one arbitrary bits, NaNs among them. What is
+placed has to hold in all of them what it should; what is not placed, and is not the same in all, is made of some
+tensors. Which ones is found out by loads in which some tensors have other values than the others (attribution.py), and
+at last each group of them is given to the loader alone, twice. So a tensor that nothing is placed or made of had no
+effect in any load. After it, the module is as it was.
+
+What no value of these loads brings about cannot be seen: a loader that does something else with one number, or from
+some bound on that none of them reaches, is not told from one that does not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -33,18 +39,28 @@ from dcr_cli.layout.fitting import TooIrregularError
 from dcr_cli.layout.layout import Form, Layout, LocalTensor
 from dcr_cli.layout.loader import ONLY_FILE
 from dcr_cli.layout.tracing import Expectation, Trace, parts_of
-from dcr_cli.live.attribution import Made, attribute
+from dcr_cli.live.attribution import attribute
 from dcr_cli.live.memory import Memory, memory_of
+from dcr_cli.live.outside import Outside
 from dcr_cli.live.placement import Placement
 from dcr_cli.live.reading import Reading
 from dcr_cli.live.tensors import tensor_of
+from dcr_cli.live.values import PAIRS, Below, Lean, Leaning, Zeros
 
 _SEED = 20_011
 _AT_ONCE = 1 << 22
-_FIRST, _REVERSED = Digit(0), Digit(0, is_reversed=True)
+# What tensors have in the contrasts, in turns: what one of them decides of another one shows.
+_CONTRASTS: tuple[tuple[WritesBits, WritesBits], ...] = (
+    (Zeros(_SEED), Below(_SEED)),
+    (Below(_SEED), Zeros(_SEED)),
+    (AnyBits(_SEED), AnyBits(_SEED)),
+)
+# With these the groups are given to the loader alone.
+_TRIED = (Leaning(Lean.NEAR, _SEED), Leaning(Lean.HIGH, _SEED + 1))
 _LACKING = "may_lack names those that it is right to leave out, such as another rank's layers"
 
 Elements = NDArray[Any]
+Flags = NDArray[np.bool_]
 Weights = Iterable[tuple[str, Any]]
 Load = Callable[[Weights], Any]
 
@@ -57,11 +73,12 @@ def learn(
     `load` is given all tensors, in the host's memory, one at a time; where it makes something else of some, also some
     of them. Tensors of which the module has nothing must match a pattern of `may_lack`. It takes, in the host's memory,
     a copy of what the module holds, and little more for what its loader moves. UnsupportedError where the loader
-    fails, moves the module's tensors to other addresses, or cannot be told what it does.
+    fails, moves the module's tensors to other addresses, changes what the module keeps outside its parameters and
+    buffers, or cannot be told what it does.
     """
     memory = memory_of(module)
-    with memory.put_back():
-        probe = _Probe(memory, load, forms)
+    with memory.put_back() as outside:
+        probe = _Probe((memory, outside), load, forms)
         placement = probe.placement(key)
     _check_lacking(placement, may_lack)
     return placement
@@ -78,28 +95,35 @@ def _check_lacking(placement: Placement, may_lack: Sequence[str]) -> None:
 class _Probe:
     """Has a loader load, and says what comes of it."""
 
-    def __init__(self, memory: Memory, load: Load, forms: Mapping[str, Form]) -> None:
-        self._memory = memory
+    def __init__(self, disturbed: tuple[Memory, Outside], load: Load, forms: Mapping[str, Form]) -> None:
+        self._memory, self._outside = disturbed
+        # Where something outside changes by itself, such as a counter of loads.
+        self._restless: set[str] | None = None
         self._load = load
         self._forms = forms
         self._addresses = give_addresses(forms)
         self._names = [name for name, form in forms.items() if form.elements]
 
     def placement(self, key: str) -> Placement:
-        passes: list[WritesBits] = [*map(Digit, range(self._addresses.digits)), _REVERSED]
+        passes: list[WritesBits] = [*map(Digit, range(self._addresses.digits)), Digit(0, is_reversed=True)]
         readings = [self._read_after(dict.fromkeys(self._forms, values)) for values in passes]
         locals_: dict[str, LocalTensor] = {}
-        made: dict[str, Made] = {}
+        flags: dict[str, Flags] = {}
         for name, form in self._memory.forms.items():
-            locals_[name], flags = self._local(form, [reading[name] for reading in readings])
-            if flags.any():
-                made[name] = Made(flags, readings[0][name].all(form))
+            locals_[name], is_made = self._local(form, [reading[name] for reading in readings])
+            if is_made.any():
+                flags[name] = is_made
+        first = readings[0]
         del readings
-        groups = self._groups(made)
-        self._load_values(dict.fromkeys(self._forms, AnyBits(_SEED)))
-        self._check_any_bits(locals_)
+        for turns in _CONTRASTS:
+            values = dict(zip(self._forms, cycle(turns), strict=False))
+            self._load_values(values)
+            for name, local in locals_.items():
+                self._contrast(name, (local, first[name]), values, flags)
+        del first
+        groups = self._groups(flags)
         if groups:
-            self._check_alone(locals_, {name for group in groups for name in group}, made)
+            self._check_alone(locals_, groups, flags)
         held = {placement.tensor for local in locals_.values() for placement in local.placements}
         held.update(name for group in groups for name in group)
         what = f"layout of {self._memory.what}"
@@ -114,6 +138,24 @@ class _Probe:
         return {name: Reading(each.form, each.bits) for name, each in self._memory.stretches.items()}
 
     def _load_values(self, values: Mapping[str, WritesBits]) -> None:
+        """Load tensors with these values. UnsupportedError if that fails, moves the module's tensors, or changes what
+        it keeps outside its parameters and buffers."""
+        self._send(values)
+        changed = self._outside.changed()
+        if changed and self._restless is None:
+            self._restless = self._changed_by_itself(values)
+        if kept := sorted(changed - (self._restless or set())):
+            facts = f"its loader changes {listed(kept)}, outside its parameters and buffers"
+            hint = "a patch would leave them as they were: use dcr pull --engine"
+            raise UnsupportedError(self._memory.what, facts, hint=hint)
+
+    def _changed_by_itself(self, values: Mapping[str, WritesBits]) -> set[str]:
+        """Where something outside is not what it was after the same load."""
+        before = self._outside.now()
+        self._send(values)
+        return before.changed()
+
+    def _send(self, values: Mapping[str, WritesBits]) -> None:
         try:
             with torch.no_grad():
                 self._load(self._weights(values))
@@ -142,7 +184,7 @@ class _Probe:
 
     # Reading
 
-    def _local(self, form: Form, readings: Sequence[Reading]) -> tuple[LocalTensor, NDArray[np.bool_]]:
+    def _local(self, form: Form, readings: Sequence[Reading]) -> tuple[LocalTensor, Flags]:
         """What a stretch is made of, and which of its elements are something else than one that was loaded."""
         trace = Trace(self._addresses, form.dtype)
         made = np.zeros(form.elements, np.bool_)
@@ -162,58 +204,94 @@ class _Probe:
     def _find(self, form: Form, parts: Sequence[Elements]) -> Found:
         return read_addresses(DTYPES[form.dtype], self._addresses.totals.get(form.dtype, 0), parts[:-1], parts[-1])
 
-    def _groups(self, made: Mapping[str, Made]) -> tuple[tuple[str, ...], ...]:
+    def _contrast(
+        self,
+        name: str,
+        probed: tuple[LocalTensor, Reading],
+        values: Mapping[str, WritesBits],
+        flags: dict[str, Flags],
+    ) -> None:
+        """Flag what a load of `values` has left in a stretch as it was not after the first load, and is not placed.
+        UnsupportedError if what is placed does not hold what it should."""
+        local, reading = probed
+        expectations = [
+            Expectation(self._addresses, local.form, [each], values[each.tensor]) for each in local.placements
+        ]
+        for first, count in parts_of(local.form):
+            found, expected = self._now(name, first, count), reading.part(first, count).copy()
+            is_placed = np.zeros(count, np.bool_)
+            for each in expectations:
+                each.put(expected, first)
+                each.mark(is_placed, first)
+            differs = found != expected
+            self._check(name, first, differs & is_placed)
+            if (differs & ~is_placed).any():
+                is_made = flags.setdefault(name, np.zeros(local.form.elements, np.bool_))
+                is_made[first : first + count] |= differs & ~is_placed
+
+    def _groups(self, flags: Mapping[str, Flags]) -> tuple[tuple[str, ...], ...]:
         """The groups of tensors that what is made is made of."""
-        if not made:
+        if not flags:
             return ()
 
-        def read_with(reversed_names: Collection[str]) -> dict[str, Elements]:
-            values = {name: _REVERSED if name in reversed_names else _FIRST for name in self._forms}
-            self._load_values(values)
-            return {name: self._now(name, 0, len(each.flags)) for name, each in made.items()}
+        def read_with(changed: Collection[str], pair: int) -> dict[str, Elements]:
+            self._load_values({name: PAIRS[pair][name in changed] for name in self._forms})
+            return self._made_now(flags)
 
-        return attribute(self._names, made, read_with, self._memory.what)
+        return attribute(self._names, flags, read_with, pairs=len(PAIRS), what=self._memory.what)
 
     def _now(self, name: str, first: int, count: int) -> Elements:
         """What the module holds now."""
         return self._memory.stretches[name].bits.read(first, count)
 
+    def _made_now(self, flags: Mapping[str, Flags]) -> dict[str, Elements]:
+        """What the module holds now of what is made."""
+        return {name: self._now(name, 0, len(each))[each] for name, each in flags.items()}
+
     # Checking
 
-    def _check_any_bits(self, locals_: Mapping[str, LocalTensor]) -> None:
-        """Raise UnsupportedError unless arbitrary bits, which were loaded, lie where they should."""
-        for name, local in locals_.items():
-            expectation = Expectation(self._addresses, local.form, local.placements, AnyBits(_SEED))
-            self._compare(name, local, [expectation])
-
     def _check_alone(
-        self, locals_: Mapping[str, LocalTensor], loaded: Collection[str], made: Mapping[str, Made]
+        self, locals_: Mapping[str, LocalTensor], groups: Sequence[Sequence[str]], flags: Mapping[str, Flags]
     ) -> None:
-        """Raise UnsupportedError unless the loader takes the tensors of all groups without the others, leaves these
+        """Raise UnsupportedError unless the loader takes the tensors of each group without the others, leaves these
         alone, and makes of them what it made when it was given all."""
-        self._load_values(dict.fromkeys(sorted(loaded), _FIRST))
-        for name, local in locals_.items():
-            alone = [each for each in local.placements if each.tensor in loaded]
-            others = [each for each in local.placements if each.tensor not in loaded]
-            expectations = [
-                Expectation(self._addresses, local.form, others, AnyBits(_SEED)),
-                Expectation(self._addresses, local.form, alone, _FIRST),
-            ]
-            self._compare(name, local, expectations)
-        for name, each in made.items():
-            if (self._now(name, 0, len(each.flags)) != each.reading)[each.flags].any():
+        made = []
+        for values in _TRIED:
+            self._load_values(dict.fromkeys(self._forms, values))
+            made.append(self._made_now(flags))
+        loaded = {name for group in groups for name in group}
+        # Once in their order and once in the other: what one of them does to another is not hidden by that one's load.
+        for values, expected, order in ((_TRIED[0], made[0], groups), (_TRIED[1], made[1], groups[::-1])):
+            for group in order:
+                self._load_values(dict.fromkeys(group, values))
+            for name, local in locals_.items():
+                alone = [each for each in local.placements if each.tensor in loaded]
+                others = [each for each in local.placements if each.tensor not in loaded]
+                self._compare(
+                    name,
+                    local,
+                    [
+                        Expectation(self._addresses, local.form, others, _TRIED[1]),
+                        Expectation(self._addresses, local.form, alone, values),
+                    ],
+                )
+            found = self._made_now(flags)
+            if any(not np.array_equal(found[name], each) for name, each in expected.items()):
                 facts = f"its loader makes something else of {listed(sorted(loaded))} if it is given them alone"
                 raise UnsupportedError(self._memory.what, facts, hint="use --engine: what it converts has no layout")
 
     def _compare(self, name: str, local: LocalTensor, expectations: Sequence[Expectation]) -> None:
+        """Raise UnsupportedError unless what is placed holds what it should."""
         for first, count in parts_of(local.form):
             found = self._now(name, first, count)
             expected = found.copy()
             for each in expectations:
                 each.put(expected, first)
-            differs = expected != found
-            if differs.any():
-                facts = f"element {first + int(np.argmax(differs))} of {shown(name)} is not what it should be after a "
-                facts += "load of arbitrary bits"
-                hint = "what a loader does with some values alone cannot be told; use --engine"
-                raise UnsupportedError(self._memory.what, facts, hint=hint)
+            self._check(name, first, expected != found)
+
+    def _check(self, name: str, first: int, differs: Flags) -> None:
+        if differs.any():
+            facts = f"element {first + int(np.argmax(differs))} of {shown(name)} is not what it should be after a "
+            facts += "load of arbitrary bits"
+            hint = "what a loader does with some values alone cannot be told; use --engine"
+            raise UnsupportedError(self._memory.what, facts, hint=hint)

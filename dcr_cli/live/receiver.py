@@ -136,6 +136,9 @@ class Receiver:
         placement = self._placement or learn(*self._twin, forms, may_lack=self._may_lack, key=self._key)
         memory = memory_of(self._module)
         check_fits(placement, memory)
+        memory.check_nothing_packed()
+        # What is not patched may be given up by the module meanwhile.
+        memory = memory.only({place.name for placed in placement.placed.values() for place in placed})
         kept: dict[str, Elements] = {}
         if self._checkpoint is not None:
             checkpoint = open_checkpoint(self._checkpoint, allow_strangers=True)

@@ -168,4 +168,5 @@ def test_what_is_not_as_it_was_loaded_is_refused(tmp_path: Path) -> None:
         with pytest.raises(urllib.error.HTTPError):
             post(url, "/init_weight_transfer_engine", {"init_info": info})
         assert answer_of(url) == before
-    assert "its loader failed" in (tmp_path / "log").read_text()
+    log = (tmp_path / "log").read_text()
+    assert "its loader failed" in log or "outside its parameters" in log
