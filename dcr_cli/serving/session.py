@@ -30,7 +30,8 @@ class Settings:
     learnt, and `key` is added to what that is kept by. The others are as for `Receiver` and `Member`.
     """
 
-    remote: str
+    # An address, and options, may have a password in them.
+    remote: str = field(repr=False)
     version: int
     checkpoint: str | None = None
     name: str | None = None
@@ -39,7 +40,7 @@ class Settings:
     may_lack: Sequence[str] = ()
     trusted_keys: Sequence[str] = ()
     receiver_key: str | None = None
-    storage_options: Mapping[str, object] | None = None
+    storage_options: Mapping[str, object] | None = field(default=None, repr=False)
     jobs: int | None = None
 
 
