@@ -1,13 +1,17 @@
-"""What every path that is given has to be, and whether it can lead anywhere. Nothing here opens or makes a file."""
+"""What every path and every token that is given has to be, and whether a path can lead anywhere. Nothing here opens or
+makes a file."""
 
 from __future__ import annotations
 
 import errno
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
 from dcr_cli.errors import UsageError
+
+_VISIBLE = re.compile(r"[!-~]+")
 
 
 def check_path(path: str | os.PathLike[str], name: str) -> None:
@@ -18,6 +22,20 @@ def check_path(path: str | os.PathLike[str], name: str) -> None:
         is_fine = False
     if not is_fine:
         raise UsageError(name, f"has a character that no path has: {os.fspath(path)!a}")
+
+
+def is_visible(text: str) -> bool:
+    """Whether a text is what the line of a header, or an address, has without being written in another way: visible
+    characters of ASCII, and no blank."""
+    return _VISIBLE.fullmatch(text) is not None
+
+
+def check_token(token: str, name: str) -> None:
+    """Raise UsageError about the option or variable `name`, and say nothing of its value, if no server can be shown
+    this token."""
+    if not is_visible(token):
+        facts = "is no token: visible characters of ASCII without blanks are expected"
+        raise UsageError(name, facts, hint="a line break at its end is one, too; printf, unlike echo, writes none")
 
 
 def check_apart(places: Mapping[str, str | os.PathLike[str] | None]) -> None:

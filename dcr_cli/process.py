@@ -13,7 +13,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import IO
@@ -51,9 +51,10 @@ def explain(error: BaseException, left: Callable[[], str] | None = None) -> Fail
         return Failure(error.exit_code, name, str(error), error.hint, error.retryable, False, trace, error.details)
     if isinstance(error, Stopped | KeyboardInterrupt):
         number = error.number if isinstance(error, Stopped) else signal.SIGINT
-        message = f"stopped: by signal {signal.Signals(number).name}"
+        told = [f"stopped: by signal {signal.Signals(number).name}", *getattr(error, "__notes__", ())]
         if left is not None:
-            message = one_line(f"{message}; {left()}")
+            told.append(left())
+        message = one_line("; ".join(told))
         return Failure(128 + number, "Stopped", message, "run the same command again", True, False, trace)
     if isinstance(error, BrokenPipeError):
         return Failure(CLOSED_PIPE, name, "output: the reader closed the pipe", None, False, False, trace)
@@ -139,7 +140,7 @@ def abandon(stream: IO[str] | None) -> None:
 @contextmanager
 def signals_raised() -> Iterator[None]:
     """While inside, SIGINT, SIGTERM and SIGHUP raise Stopped in the main thread, and end what other threads wait for; a
-    second one ends the process at once.
+    second one ends the process at once, and says what that leaves behind elsewhere.
 
     A signal that the caller ignores (nohup, a background job) stays ignored.
     """
@@ -177,7 +178,7 @@ class _Signals:
 
     def heard(self, number: int, frame: FrameType | None) -> None:
         if self._raised:
-            os._exit(128 + number)
+            _end_at_once(number)
         self._raised = number
         stopping.ask(number)
         raise Stopped(number)
@@ -192,3 +193,12 @@ class _Signals:
     def again(self, number: int, frame: FrameType | None) -> None:
         if not self._raised:
             self.heard(self._dropped, frame)
+
+
+def _end_at_once(number: int) -> None:
+    left = stopping.left()
+    if left:
+        # A stream may be in the middle of something when a signal comes.
+        with suppress(OSError):
+            os.write(2, one_line(f"dcr: {left}").encode() + b"\n")
+    os._exit(128 + number)

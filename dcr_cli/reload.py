@@ -16,6 +16,7 @@ from dcr_cli.checkpoint.digest import blake3_text
 from dcr_cli.checkpoint.in_progress import check_complete
 from dcr_cli.engine.engines import DEFAULT_SECONDS, Reloaded, parse_reload
 from dcr_cli.errors import UsageError
+from dcr_cli.fetch.resting import at_rest
 from dcr_cli.fetch.situation import look
 
 
@@ -39,9 +40,11 @@ def reload(
     """Have `engines`, each `vllm=URL` or `sglang=URL`, load `checkpoint` one after the other, and call it `label`: by
     default the version that its record says it is at, or else the content digest of its state.
 
-    Each may take `engine_seconds` to load. Nothing is sent if the folder is no checkpoint, or one in which a change is
-    in progress. Raises HookError at the first engine that fails, and what opening a checkpoint raises; UsageError if
-    nothing says what it is to be called.
+    Each may take `engine_seconds` to load, and is shown `engine_token`. Nothing is sent if the folder is no checkpoint,
+    or one in which a change is in progress. A receiver's folder that this process may write is locked meanwhile, as by
+    an apply. Raises HookError at the first engine that fails, and what opening a checkpoint raises; ConflictError if
+    another dcr is changing the folder, or it was changed while an engine loaded it: that engine stays paused, without
+    the label; UsageError if nothing says what it is to be called.
     """
     wanted = parse_reload(engines, engine_seconds, engine_token)
     if wanted is None:
@@ -49,9 +52,10 @@ def reload(
     check_path(checkpoint, "checkpoint")
     path = Path(checkpoint)
     check_complete(path)
-    open_checkpoint(path, allow_strangers=True)
-    name = label or _label_of(path)
-    return ReloadResult(str(path), name, wanted.run(path, name))
+    with at_rest(path) as check:
+        open_checkpoint(path, allow_strangers=True)
+        name = label or _label_of(path)
+        return ReloadResult(str(path), name, wanted.run(path, name, check))
 
 
 def _label_of(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""Whether this process was asked to end, for the threads that no signal is raised in.
+"""Whether this process was asked to end, for the threads that no signal is raised in, and what it would leave behind.
 
 The main thread hears signals by itself (process.py); what other threads do for long looks here.
 """
@@ -22,12 +22,26 @@ class Stopped(BaseException):
 
 # The signal that was heard, 0 while none was. It is set while a signal is handled, so no lock can guard it.
 _number = 0
+# What this process would leave behind elsewhere if it ended at once.
+_left = ""
 
 
 def ask(number: int) -> None:
     """Have all threads but the main one end, because of a signal; 0 takes it back."""
     global _number
     _number = number
+
+
+def leave(text: str) -> None:
+    """Note what this process would leave behind elsewhere, where nothing shows it, if it ended at once; nothing takes
+    it back."""
+    global _left
+    _left = text
+
+
+def left() -> str:
+    """What it would leave behind, as noted last."""
+    return _left
 
 
 def check() -> None:

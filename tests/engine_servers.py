@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -31,7 +31,7 @@ class Engine:
     is_paused: bool = False
     is_broken: bool = False
     has_cache: bool = True
-    on_load: Callable[[str], None] = lambda folder: None
+    on_load: Callable[[str], object] = lambda folder: None
 
     @property
     def address(self) -> str:
@@ -84,8 +84,11 @@ class Engine:
         if route == "POST /update_weights_from_disk":
             assert self.is_paused
             self._load(body["model_path"])
-            self.label = body["weight_version"]
             return 200, {"success": True, "message": "Succeeded to update model weights.", "num_paused_requests": 0}
+        if route == "POST /update_weight_version":
+            assert body["abort_all_requests"] is False
+            self.label = body["new_version"]
+            return 200, {"success": True, "message": "", "new_version": self.label}
         return 404, {"detail": "Not Found"}
 
     def _load(self, folder: str) -> None:
@@ -124,8 +127,10 @@ def serving(kind: str) -> Iterator[Engine]:
             data = answer.encode() if isinstance(answer, str) else json.dumps(answer).encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
+            # Whoever has asked may have been stopped meanwhile.
+            with suppress(ConnectionError):
+                self.end_headers()
+                self.wfile.write(data)
 
         def log_message(self, *args: Any) -> None:
             pass

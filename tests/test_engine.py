@@ -41,6 +41,7 @@ RELOADS = {
         "POST /pause_generation",
         "POST /flush_cache",
         "POST /update_weights_from_disk",
+        "POST /update_weight_version",
         "GET /model_info",
         "POST /continue_generation",
     ],
@@ -154,8 +155,8 @@ def test_a_load_that_takes_too_long(engine: Engine, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "path", "answer", "message"),
     [
-        ("vllm", "/collective_rpc", {"results": []}, "no results of workers"),
-        ("vllm", "/collective_rpc", {"detail": "x"}, "no results of workers"),
+        ("vllm", "/collective_rpc", {"results": []}, "null of each worker expected"),
+        ("vllm", "/collective_rpc", {"detail": "x"}, "null of each worker expected"),
         ("vllm", "/reset_prefix_cache", {"success": False}, "/reset_prefix_cache says success False, True expected"),
         ("vllm", "/weight_info", {"weight_version": "0"}, "/weight_info says weight_version 0, 1 expected"),
         ("vllm", "/resume", {"status": "no"}, "/is_paused says is_paused True, False expected"),

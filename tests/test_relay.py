@@ -672,6 +672,9 @@ class TestWaiting:
 
 
 class TestRights:
+    def test_no_token_is_shown(self) -> None:
+        assert READ not in repr(Rights(READ, WRITE)) and WRITE not in repr(Rights(READ, WRITE))
+
     def test_tokens(self, tmp_path: Path, published: tuple[Path, list[Path]]) -> None:
         remote, _ = published
         data = b"anything"

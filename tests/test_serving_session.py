@@ -46,6 +46,11 @@ def begin(remote: Remote, **options: Any) -> tuple[Any, Session]:
     return module, Session(module, module.load_weights, remote.settings(**options), alone())
 
 
+def test_no_secret_of_settings_is_shown() -> None:
+    settings = Settings(remote="sftp://me:s3cret@h/a", version=1, storage_options={"secret": "s3cret"})
+    assert "s3cret" not in repr(settings) and "version=1" in repr(settings)
+
+
 def test_versions_that_are_committed_are_written_one_after_the_other(remote: Remote) -> None:
     module, session = begin(remote)
     before = addresses(module)

@@ -297,9 +297,20 @@ class TestHttp:
         for given in ({"X-Key": "value"}, "X-Key: value"):
             assert open_store(bucket.url, {"headers": given}).get("a", most_bytes=MOST) == b"1"
             assert bucket.requests[-1][2]["x-key"] == "value"
-        for options in ({"headers": "no colon"}, {"headers": 3}, {"token": "naïve"}, {"headers": {"a": "b\nc"}}):
-            with pytest.raises(UsageError):
+        for options in (
+            {"headers": "no colon"},
+            {"headers": 3},
+            {"headers": {"a": "b\nc"}},
+            {"headers": {"a b": "c"}},
+            {"headers": ": c"},
+            {"token": "naïve"},
+            {"token": "with blank"},
+            {"token": "line\n"},
+            {"token": ""},
+        ):
+            with pytest.raises(UsageError) as caught:
                 open_store(bucket.url, options)
+            assert "blank'" not in str(caught.value) and "naïve" not in str(caught.value)
 
     def test_no_cache_answers_for_the_server(self, bucket: Bucket) -> None:
         """Not where it redirects to, either; unless headers are given that say something else."""

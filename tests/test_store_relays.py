@@ -344,7 +344,15 @@ class TestOptions:
             assert store.get("a", most_bytes=MOST) == b"1"
 
     @pytest.mark.parametrize(
-        "data", [b"", b"\n", b"\xff" + SECRET.encode(), SECRET.encode() + b"\0", SECRET.encode() * 2000]
+        "data",
+        [
+            b"",
+            b"\n",
+            b"\xff" + SECRET.encode(),
+            SECRET.encode() + b"\0",
+            b"two " + SECRET.encode(),
+            SECRET.encode() * 2000,
+        ],
     )
     def test_a_file_that_holds_none(self, tmp_path: Path, data: bytes) -> None:
         path = tmp_path / "token"

@@ -112,7 +112,7 @@ def pull(
         "hook_seconds": seconds_of(hook_timeout, "--exec-timeout"),
         "engines": engine or (),
         "engine_seconds": seconds_of(engine_timeout, "--engine-timeout"),
-        "engine_token": os.environ.get("DCR_ENGINE_TOKEN"),
+        "engine_token": os.environ.get("DCR_ENGINE_TOKEN") or None,
         "layout": path_of(layout, "--layout") if layout is not None else None,
         "publish_changes": path_of(publish_changes, "--publish-changes") if publish_changes is not None else None,
         "limit_bytes_per_second": bytes_per_second_of(limit_rate),
@@ -155,7 +155,7 @@ def reload(
         engine or (),
         label=label,
         engine_seconds=seconds_of(engine_timeout, "--engine-timeout"),
-        engine_token=os.environ.get("DCR_ENGINE_TOKEN"),
+        engine_token=os.environ.get("DCR_ENGINE_TOKEN") or None,
     )
     return session.finish(result, lambda: pulls.reload_lines(result))
 

@@ -18,6 +18,7 @@ from dcr_cli.engine.engines import Reload, Reloaded
 from dcr_cli.fetch.held import recorded
 from dcr_cli.fetch.hook import Hook, run_hook
 from dcr_cli.fetch.position import Position, position_at, read_position, write_position
+from dcr_cli.fetch.resting import at_rest
 from dcr_cli.fetch.wish import Wish
 from dcr_cli.fetch.words import Word, say
 from dcr_cli.receiver.survey import open_root
@@ -55,11 +56,13 @@ def is_due(position: Position, wish: Wish) -> bool:
 
 
 def end(store: Store, path: Path, position: Position, wish: Wish) -> tuple[Reloaded, ...]:
-    """Run the hook that is due, or reload engines, then say that the version is applied: what was reloaded. HookError
-    or TransportError if that fails; then it is due again."""
+    """Run the hook that is due, or reload engines, then say that the version is applied: what was reloaded. HookError,
+    TransportError, or ConflictError (somebody has changed what engines were loading), if that fails; then it is due
+    again."""
     reloaded: tuple[Reloaded, ...] = ()
     if position.is_hook_due and isinstance(wish.hook, Reload):
-        reloaded = wish.hook.run(path, str(position.version))
+        with at_rest(path) as check:
+            reloaded = wish.hook.run(path, str(position.version), check)
     elif position.is_hook_due and isinstance(wish.hook, Hook):
         environment = {
             "DCR_VERSION": str(position.version),

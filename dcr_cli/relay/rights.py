@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import hmac
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 
 from dcr_cli.relay.kinds import Kind, Named
@@ -24,8 +24,8 @@ class Rights:
     """The tokens of a relay; None where none is needed to read, and nobody may write, unless it `is_open`, to all who
     can reach it."""
 
-    read_token: str | None = None
-    write_token: str | None = None
+    read_token: str | None = field(default=None, repr=False)
+    write_token: str | None = field(default=None, repr=False)
     is_open: bool = False
 
     def of(self, authorization: str | None) -> Right:

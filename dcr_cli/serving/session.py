@@ -35,7 +35,8 @@ class Settings:
     are as for `Receiver` and `Member`.
     """
 
-    remote: str
+    # An address, and options, may have a password in them.
+    remote: str = field(repr=False)
     version: int
     checkpoint: str | None = None
     name: str | None = None
@@ -45,7 +46,7 @@ class Settings:
     may_lack: Sequence[str] = ()
     trusted_keys: Sequence[str] = ()
     receiver_key: str | None = None
-    storage_options: Mapping[str, object] | None = None
+    storage_options: Mapping[str, object] | None = field(default=None, repr=False)
     jobs: int | None = None
 
 

@@ -6,11 +6,13 @@ They are made of a remote's address and of storage options. No error repeats an 
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, NamedTuple
 from urllib.parse import quote
 
+from dcr_cli.arguments import is_visible
 from dcr_cli.errors import LocalError, UsageError, hint_of
 from dcr_cli.store.location import Location
 
@@ -18,6 +20,8 @@ _OPTIONS = ("username", "password", "token", "token_file", "headers")
 _MOST_TOKEN_FILE_BYTES = 16 << 10
 # What a path that is given as an address may have as it is, % for what is written so already.
 _IN_PATHS = "/%:@!$&'()*+,;=~"
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_NO_TOKEN = "visible characters of ASCII without blanks are expected"
 _CALLERS = {"receiver": "Dcr-Receiver", "relay": "Dcr-Relay"}
 
 
@@ -58,6 +62,8 @@ def headers_of(location: Location, options: Mapping[str, object], caller: Caller
         given = {name.strip(): value.strip()} if colon else None
     if not isinstance(given, Mapping):
         raise UsageError(location.shown, 'the storage option headers is not like "Name: value"')
+    if not all(_HEADER_NAME.fullmatch(str(name)) for name in given):
+        raise UsageError(location.shown, "the storage option headers has a name that no header can have")
     headers |= {str(name): str(value) for name, value in given.items()}
     right = _right(location, options)
     if right is not None:
@@ -73,7 +79,9 @@ def _right(location: Location, options: Mapping[str, object]) -> str | None:
     if "token_file" in options:
         return f"Bearer {_token_in(str(options['token_file']))}"
     if "token" in options:
-        return f"Bearer {options['token']}"
+        if not is_visible(token := str(options["token"])):
+            raise UsageError(location.shown, f"the storage option token is none: {_NO_TOKEN}")
+        return f"Bearer {token}"
     user = options.get("username", location.user)
     if user is None:
         return None
@@ -100,6 +108,6 @@ def _token_in(name: str) -> str:
     lines = data.splitlines()
     token = lines[0].strip() if lines else b""
     # Not even what is wrong with it is said in more detail: of what the file is, nothing is known.
-    if not token or not token.isascii() or not token.decode("ascii").isprintable():
-        raise UsageError(name, "its first line is no token: printable characters of ASCII are expected")
-    return token.decode("ascii")
+    if not is_visible(text := token.decode("ascii", "replace")):
+        raise UsageError(name, f"its first line is no token: {_NO_TOKEN}")
+    return text

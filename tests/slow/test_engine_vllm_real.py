@@ -143,7 +143,7 @@ def test_a_server_answers_as_one_that_was_started_on_the_target(tmp_path: Path) 
         wanted = parse_reload([f"vllm={url}"], 60)
         assert wanted is not None
         with pytest.raises(HookError):
-            wanted.run(replica, "broken")
+            wanted.run(replica, "broken", lambda: None)
     with serving(target, tmp_path / "fresh.log") as url:
         fresh = answer_of(url)
     assert after == fresh != before

@@ -150,7 +150,7 @@ def test_a_server_takes_versions_while_it_answers(tmp_path: Path, ranks: int, mo
         pull(remote, replica)
         wanted = parse_reload([f"vllm={url}"], 300)
         assert wanted is not None
-        (reloaded,) = wanted.run(replica, "4")
+        (reloaded,) = wanted.run(replica, "4", lambda: None)
         print(f"reload from disk: paused for {reloaded.pause_seconds:.3f} s")
     with serving(checkpoints[-1], tmp_path / "fresh.log", options, paths) as url:
         assert post(url, "/weight_checker", {"action": "checksum"}) == sums
