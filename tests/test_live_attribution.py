@@ -37,7 +37,8 @@ class Module:
     def groups(self) -> tuple[tuple[str, ...], ...]:
         first = self.read(())
         made = {name: Made(np.ones(len(elements), np.bool_), first[name]) for name, elements in self.stretches.items()}
-        return attribute(NAMES, made, self.read, "loader")
+        found = attribute(NAMES, made, self.read, "loader")
+        return tuple(sorted(set(found.values()), key=lambda group: NAMES.index(group[0])))
 
 
 def named(*groups: Sequence[int]) -> tuple[tuple[str, ...], ...]:
@@ -45,7 +46,7 @@ def named(*groups: Sequence[int]) -> tuple[tuple[str, ...], ...]:
 
 
 def test_one_tensor_for_each_element_takes_few_loads() -> None:
-    module = Module({"a": [[number] for number in range(0, 37, 3)], "b": [[36], [36], [1]]})
+    module = Module({**{f"a.{number}": [[number]] for number in range(0, 37, 3)}, "b": [[36], [36]], "c": [[1]]})
     assert module.groups() == named(*([number] for number in sorted([*range(0, 37, 3), 1])))
     assert module.loads == 2 + 2 * 6
 
@@ -54,7 +55,7 @@ def test_one_tensor_for_each_element_takes_few_loads() -> None:
 @given(st.lists(st.lists(st.integers(0, 36), min_size=1, max_size=3, unique=True), min_size=1, max_size=6))
 def test_what_is_made_of_several_is_in_one_group(elements: list[list[int]]) -> None:
     """None that has a part in something is missed, nor in two groups; one more may be named, by a small chance."""
-    found = Module({"a": elements}).groups()
+    found = Module({f"a.{place}": [sources] for place, sources in enumerate(elements)}).groups()
     of = {name: group for group in found for name in group}
     for sources in elements:
         assert len({of[NAMES[number]] for number in sources}) == 1
@@ -64,6 +65,11 @@ def test_what_is_made_of_several_is_in_one_group(elements: list[list[int]]) -> N
 def test_two_tensors_far_apart_are_told_from_all_others() -> None:
     # Their numbers differ in every digit.
     assert Module({"scaled": [[15, 16]] * 50, "other": [[3]]}).groups() == named([3], [15, 16])
+
+
+def test_what_is_in_one_stretch_is_in_one_group() -> None:
+    module = Module({"qkv": [[3], [3], [20, 21]], "o": [[5]], "bias": [[21], [30]]})
+    assert module.groups() == named([3, 20, 21, 30], [5])
 
 
 def test_an_element_that_never_changes_is_passed_over_among_others() -> None:

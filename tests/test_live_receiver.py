@@ -170,6 +170,59 @@ def test_a_twin_is_disturbed_instead(tmp_path: Path) -> None:
     assert held(twin) == held(Engine())
 
 
+class Rows(torch.nn.Module):
+    """Some rows of one tensor, in places of the module's own; how they lie there is up to `strides`."""
+
+    def __init__(self, *places: tuple[int, int], strides: tuple[int, int] = (7, 1)) -> None:
+        super().__init__()
+        self.places = places
+        for number, (first, end) in enumerate(places):
+            row = torch.zeros((end - first) * 7, dtype=torch.bfloat16)
+            lies = row.view(end - first, 7) if strides == (7, 1) else row.view(7, end - first).t()
+            self.register_buffer(f"w{number}", lies)
+
+    def load_weights(self, weights: Any) -> None:
+        for _, weight in weights:
+            for number, (first, end) in enumerate(self.places):
+                self.get_buffer(f"w{number}").copy_(weight[first:end])
+
+
+ROWS: Forms = {"w": ("BF16", (14, 7))}
+
+
+def test_a_layout_is_of_tensors_that_lie_alike(tmp_path: Path) -> None:
+    steps = Steps(tmp_path, ROWS)
+    make = partial(Rows, (0, 7))
+    first = Receiver(loaded(make, steps.base), key="a", checkpoint=steps.base)
+    first.learn()
+    first.save_layout(tmp_path / "layout")
+    turned = partial(Rows, (0, 7), strides=(1, 7))
+    module = loaded(turned, steps.base)
+    before = held(module)
+    for options in ({"layout": tmp_path / "layout"}, {"twin": (make(), None)}):
+        with pytest.raises(UsageError, match=r"has, or that lie otherwise: w0$"):
+            Receiver(module, key="a", **options).stage(steps.delta)
+        assert held(module) == before
+    receiver = Receiver(module, twin=(turned(), None))
+    receiver.stage(steps.delta)
+    receiver.apply()
+    assert held(module) == held(loaded(turned, steps.target))
+
+
+def test_a_layout_that_lacks_tensors_says_so_again(tmp_path: Path) -> None:
+    steps = Steps(tmp_path, ALL)
+    module = loaded(Ignoring, steps.base)
+    receiver = Receiver(module, checkpoint=steps.base, may_lack=["a_log", "wide.*"])
+    receiver.learn()
+    receiver.save_layout(tmp_path / "layout")
+    for may_lack in ((), ["wide.*"]):
+        with pytest.raises(UnsupportedError, match="holds nothing of tensors a_log"):
+            Receiver(module, layout=tmp_path / "layout", may_lack=may_lack).stage(steps.delta)
+    Receiver(module, layout=tmp_path / "layout", may_lack=["a_log", "wide.*"]).stage(steps.delta)
+    with pytest.raises(UsageError, match=r"may_lack: is the text layers\.\*, and no list"):
+        Receiver(module, may_lack="layers.*")
+
+
 class Ruining(Converting):
     """One whose loader does what it should not, from its load number `after` on."""
 

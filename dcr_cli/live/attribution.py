@@ -45,9 +45,9 @@ class _Kind(NamedTuple):
 
 def attribute(
     names: Sequence[str], stretches: Mapping[str, Made], read_with: ReadWith, what: str
-) -> tuple[tuple[str, ...], ...]:
-    """Group the tensors that what is made in `stretches` is made of: those that something is made of together are in
-    one group.
+) -> dict[str, tuple[str, ...]]:
+    """Find, for each of `stretches` in which something is made, the group of tensors that it is made of: those that
+    something is made of together, or that something in one stretch is made of, are in one group.
 
     `read_with` loads all tensors, those that are named with other values, and reads the stretches. UnsupportedError for
     a stretch of which nobody can say it.
@@ -74,17 +74,27 @@ def attribute(
     if several:
         _exclude(names, several, lambda changed: _changed_kinds(stretches, read_with(changed), codes, several))
     groups = _Groups(len(names))
+    sources: dict[str, list[int]] = {}
     for kind in kinds:
-        groups.join(np.flatnonzero(kind.is_possible).tolist())
-    return tuple(tuple(names[number] for number in group) for group in groups.all())
+        sources.setdefault(kind.stretch, []).extend(np.flatnonzero(kind.is_possible).tolist())
+    for stretch, numbers in sources.items():
+        if not numbers:
+            raise _unknown(what, stretch)
+        groups.join(numbers)
+    of = {number: tuple(names[each] for each in group) for group in groups.all() for number in group}
+    return {stretch: of[numbers[0]] for stretch, numbers in sources.items()}
 
 
 def _patterns(name: str, codes: NDArray[np.int64], what: str) -> list[int]:
     patterns: list[int] = np.unique(codes).tolist()
     telling = [code for code in patterns if code]
     if patterns and not telling:
-        raise UnsupportedError(what, f"nobody can say what its loader makes {shown(name)} of", hint="use --engine")
+        raise _unknown(what, name)
     return telling
+
+
+def _unknown(what: str, name: str) -> UnsupportedError:
+    return UnsupportedError(what, f"nobody can say what its loader makes {shown(name)} of", hint="use --engine")
 
 
 def _is_of_several(code: int, digits: int) -> bool:

@@ -13,8 +13,9 @@ from dcr_cli.checkpoint.checkpoint import Checkpoint, Reader, Tensor
 from dcr_cli.checkpoint.digest import add, content_digest, digest_bytes, no_digest, tensor_digest
 from dcr_cli.checkpoint.names import listed, shown
 from dcr_cli.delta.encoding import uint_dtype
-from dcr_cli.errors import UnsupportedError, UsageError, WrongBaseError
+from dcr_cli.errors import DamagedError, UnsupportedError, UsageError, WrongBaseError
 from dcr_cli.layout.layout import Form, Placed
+from dcr_cli.layout.loader import ONLY_FILE
 from dcr_cli.layout.opening import forms_of
 from dcr_cli.live.holdings import Holdings
 from dcr_cli.live.memory import Memory
@@ -27,20 +28,34 @@ Elements = NDArray[Any]
 
 
 def check_fits(placement: Placement, memory: Memory) -> None:
-    """Raise UsageError unless a placement is one of a module with these stretches."""
-    expected, found = placement.stretches, memory.forms
-    if expected != found:
-        names = sorted(name for name in {*expected, *found} if expected.get(name) != found.get(name))
-        facts = f"is of a module with other tensors than {memory.what} has: {listed(names)}"
+    """Raise UsageError unless a placement is one of a module with these tensors, which lie as this one's do; and
+    DamagedError if some of their elements are both placed and made."""
+    names = {*_differing(placement.stretches, memory.forms), *_differing(placement.views, memory.views)}
+    if names:
+        facts = (
+            f"is of a module with other tensors than {memory.what} has, or that lie otherwise: {listed(sorted(names))}"
+        )
         raise UsageError("layout", facts, hint="each rank, of each model and engine, has one of its own")
+    for name, product in placement.made.items():
+        is_placed = np.zeros(memory.forms[name].elements, np.bool_)
+        for each in placement.layout.shards[ONLY_FILE][name].placements:
+            each.box.local_view(is_placed, 0, each.box.whole)[...] = True
+        if any((is_placed[first : first + len(flags)] & flags).any() for first, flags in product.marks.parts()):
+            facts = f"elements of {shown(name)} are both placed and made of something"
+            raise DamagedError("layout", facts, hint="learn it anew")
+
+
+def _differing(one: Mapping[str, object], other: Mapping[str, object]) -> set[str]:
+    """The names of which two say different things, or only one says something."""
+    return {name for name in {*one, *other} if one.get(name) != other.get(name)}
 
 
 def check_forms(what: str, placement: Placement, forms: Mapping[str, Form]) -> None:
     """Raise UnsupportedError unless these are the tensors that a module was learnt with."""
     if forms != placement.forms:
         known = placement.forms
-        names = sorted(name for name in {*forms, *known} if forms.get(name) != known.get(name))
-        facts = f"has other tensors than the module was learnt with: {listed(names)}"
+        names = listed(sorted(_differing(forms, known)))
+        facts = f"has other tensors than the module was learnt with: {names}"
         raise UnsupportedError(what, facts, hint="load the module anew, at this version")
 
 
@@ -50,8 +65,8 @@ def check_loaded(checkpoint: Checkpoint, holdings: Holdings) -> bytes:
     forms = forms_of(checkpoint)
     known = holdings.placement.forms
     if forms != known:
-        names = sorted(name for name in {*forms, *known} if forms.get(name) != known.get(name))
-        raise WrongBaseError(str(checkpoint.root), f"has other tensors than the delta: {listed(names)}", hint=_SAME)
+        names = listed(sorted(_differing(forms, known)))
+        raise WrongBaseError(str(checkpoint.root), f"has other tensors than the delta: {names}", hint=_SAME)
     digests = {}
     with checkpoint.reader() as reader:
         for tensor in checkpoint.tensors:

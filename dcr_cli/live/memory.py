@@ -35,6 +35,15 @@ class Stretch(NamedTuple):
     bits: Bits
 
 
+class View(NamedTuple):
+    """How a tensor of a module lies in a stretch: where its first element is, its shape and strides, in elements."""
+
+    stretch: str
+    first: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
 class _Registered(NamedTuple):
     """A tensor of a module, under `key` in one of its owner's registries, and what it looked at."""
 
@@ -58,6 +67,22 @@ class Memory:
     @property
     def forms(self) -> dict[str, Form]:
         return {name: stretch.form for name, stretch in self.stretches.items()}
+
+    @property
+    def views(self) -> dict[str, View]:
+        """How every tensor that has elements lies in its stretch."""
+        found = {each.name: each.data for each in self._registered}
+        return {
+            name: View(
+                stretch,
+                (found[name].data_ptr() - min(found[other].data_ptr() for other in each.names))
+                // found[name].element_size(),
+                tuple(found[name].shape),
+                tuple(found[name].stride()),
+            )
+            for stretch, each in self.stretches.items()
+            for name in each.names
+        }
 
     def moved(self, names: Collection[str] | None = None) -> str | None:
         """The name of a tensor, of `names` or of all, that does not lie any more where it lay, or that was not there;

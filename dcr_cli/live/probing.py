@@ -34,8 +34,9 @@ from dcr_cli.layout.layout import Form, Layout, LocalTensor
 from dcr_cli.layout.loader import ONLY_FILE
 from dcr_cli.layout.tracing import Expectation, Trace, parts_of
 from dcr_cli.live.attribution import Made, attribute
+from dcr_cli.live.marks import Marks
 from dcr_cli.live.memory import Memory, memory_of
-from dcr_cli.live.placement import Placement
+from dcr_cli.live.placement import Placement, Product
 from dcr_cli.live.reading import Reading
 from dcr_cli.live.tensors import tensor_of
 
@@ -63,11 +64,12 @@ def learn(
     with memory.put_back():
         probe = _Probe(memory, load, forms)
         placement = probe.placement(key)
-    _check_lacking(placement, may_lack)
+    check_lacking(placement, may_lack)
     return placement
 
 
-def _check_lacking(placement: Placement, may_lack: Sequence[str]) -> None:
+def check_lacking(placement: Placement, may_lack: Sequence[str]) -> None:
+    """Raise UnsupportedError unless all tensors that the module holds nothing of match a pattern."""
     patterns = Patterns(may_lack)
     unexpected = [name for name in placement.layout.skipped if not patterns.match(name)]
     if unexpected:
@@ -95,7 +97,8 @@ class _Probe:
             if flags.any():
                 made[name] = Made(flags, readings[0][name].all(form))
         del readings
-        groups = self._groups(made)
+        sources = self._sources(made)
+        groups = tuple(dict.fromkeys(sources.values()))
         self._load_values(dict.fromkeys(self._forms, AnyBits(_SEED)))
         self._check_any_bits(locals_)
         if groups:
@@ -104,7 +107,9 @@ class _Probe:
         held.update(name for group in groups for name in group)
         what = f"layout of {self._memory.what}"
         layout = Layout(what, self._forms, {ONLY_FILE: locals_}, frozenset(set(self._names) - held))
-        return Placement(layout, groups, key)
+        views = self._memory.views
+        products = {name: Product(groups.index(group), Marks.of(made[name].flags)) for name, group in sources.items()}
+        return Placement(layout, groups, key, views, products)
 
     # Loading
 
@@ -162,10 +167,10 @@ class _Probe:
     def _find(self, form: Form, parts: Sequence[Elements]) -> Found:
         return read_addresses(DTYPES[form.dtype], self._addresses.totals.get(form.dtype, 0), parts[:-1], parts[-1])
 
-    def _groups(self, made: Mapping[str, Made]) -> tuple[tuple[str, ...], ...]:
-        """The groups of tensors that what is made is made of."""
+    def _sources(self, made: Mapping[str, Made]) -> dict[str, tuple[str, ...]]:
+        """The group of tensors that what is made in each stretch is made of."""
         if not made:
-            return ()
+            return {}
 
         def read_with(reversed_names: Collection[str]) -> dict[str, Elements]:
             values = {name: _REVERSED if name in reversed_names else _FIRST for name in self._forms}

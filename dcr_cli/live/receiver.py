@@ -33,7 +33,7 @@ from dcr_cli.live.holdings import Elements, Holdings
 from dcr_cli.live.memory import memory_of
 from dcr_cli.live.offer import Offer, offer_of
 from dcr_cli.live.placement import read_placement, write_placement
-from dcr_cli.live.probing import Load, Weights, learn
+from dcr_cli.live.probing import Load, Weights, check_lacking, learn
 from dcr_cli.live.ready import Ready, Staged
 from dcr_cli.live.shares import Part, Shares, digest_parts
 from dcr_cli.live.staging import Decoded, decode
@@ -77,6 +77,9 @@ class Receiver:
         storage_options: Mapping[str, object] | None = None,
         jobs: int | None = None,
     ) -> None:
+        if isinstance(may_lack, str):
+            facts = f"is the text {shown(may_lack)}, and no list of patterns"
+            raise UsageError("may_lack", facts, hint="write [pattern]")
         self._module = module
         self._load = load_weights or _loader_of(module)
         self._twin = (twin[0], twin[1] or _loader_of(twin[0])) if twin is not None else (module, self._load)
@@ -136,6 +139,7 @@ class Receiver:
         placement = self._placement or learn(*self._twin, forms, may_lack=self._may_lack, key=self._key)
         memory = memory_of(self._module)
         check_fits(placement, memory)
+        check_lacking(placement, self._may_lack)
         kept: dict[str, Elements] = {}
         if self._checkpoint is not None:
             checkpoint = open_checkpoint(self._checkpoint, allow_strangers=True)
