@@ -47,7 +47,8 @@ class Member:
     """A live receiver of `remote` whose module is at `version`: the one that its checkpoint was at when it was loaded.
 
     With a `name` it says what it has staged and applied, signed with `receiver_key`; each rank has a name of its own,
-    and a quorum counts ranks. A context manager, for one thread at a time. Whatever it raises, it may be called again.
+    and a quorum counts ranks. Then the receiver has to know what its module is at (`Receiver.content`). A context
+    manager, for one thread at a time. Whatever it raises, it may be called again.
     """
 
     def __init__(
@@ -107,8 +108,7 @@ class Member:
         self._receiver.learn()
         self._check_state()
         if self._receiver.content is None:
-            facts = "nothing shows that the module is at this version"
-            raise UsageError(f"version {self.version}", facts, hint="Receiver(..., checkpoint=FOLDER) compares them")
+            raise self._not_shown()
         self._unsaid.append((self._own, APPLIED))
         self._speak()
 
@@ -116,7 +116,8 @@ class Member:
         """Stage the version after the module's own, be it committed or prepared, and say that it is staged; None if
         there is none, or if it is staged already.
 
-        What was staged, and turns out to have been given up, is forgotten. Raises what `Receiver.stage` raises, and
+        What was staged, and turns out to have been given up, is forgotten. Raises what `Receiver.stage` raises,
+        UsageError, and nothing is staged, if it has a name and nothing shows that the module is at its version, and
         TransportError or ConflictError if it cannot be said; the version is staged then, and the next call says it.
         """
         self._speak()
@@ -129,6 +130,9 @@ class Member:
         if published is None:
             return None
         staged = self._receiver.stage_offer(fetch_offer(self._source.store, published, self._jobs))
+        if self._speaker is not None and self._receiver.content is None:
+            self._receiver.give_up()
+            raise self._not_shown()
         self._staged = published
         self._unsaid.append((published, STAGED))
         self._speak()
@@ -201,6 +205,10 @@ class Member:
         if content is not None and content != target:
             facts = f"the module is at content blake3:{content.hex()[:16]}, which is not version {self.version}"
             raise WrongBaseError(self._source.shown, facts, hint="say the version that its checkpoint was at")
+
+    def _not_shown(self) -> UsageError:
+        facts = "nothing shows that the module is at this version"
+        return UsageError(f"version {self.version}", facts, hint="Receiver(..., checkpoint=FOLDER) compares them")
 
     def _speak(self) -> None:
         """Say what has not been said."""
