@@ -218,9 +218,32 @@ def test_what_was_loaded_at_a_version_says_so(remote: Remote) -> None:
             member.announce()
         remote.publish()
         member.stage_next()
-        with pytest.raises(UsageError, match="nothing shows that the module is at this version"):
-            member.announce()
-    assert remote.said() == ["one.applied", "two.staged"]
+        # It holds all there is, and so it is shown.
+        member.announce()
+    assert remote.said() == ["one.applied", "two.applied", "two.staged"]
+
+
+def test_one_that_holds_slices_says_nothing_without_evidence(remote: Remote) -> None:
+    remote.publish()
+    make = partial(Engine, 0, 2)
+    for checkpoint, version in ((remote.versions[0], 1), (None, 1)):
+        module = loaded(make, remote.versions[0])
+        receiver = Receiver(module, checkpoint=checkpoint)
+        with Member(receiver, remote.url, version=version, name="slice") as member:
+            if checkpoint is not None:
+                assert member.catch_up() == (2,)
+                assert remote.said() == ["slice.applied", "slice.staged"]
+                continue
+            before = held(module)
+            for say in (member.stage_next, member.catch_up, member.announce):
+                with pytest.raises(UsageError, match="nothing shows that the module is at this version"):
+                    say()
+            assert (member.staged_version, receiver.staged, held(module)) == (None, None, before)
+    # Nobody is told anything by one that has no name; and it does not claim what is not known.
+    with Member(Receiver(module), remote.url, version=1) as member:
+        assert member.catch_up() == (2,)
+    assert held(module) == held(loaded(make, remote.versions[1]))
+    assert len(remote.said()) == 2
 
 
 def test_a_member_is_at_the_version_that_it_says(remote: Remote) -> None:

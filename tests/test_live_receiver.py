@@ -170,6 +170,119 @@ def test_a_twin_is_disturbed_instead(tmp_path: Path) -> None:
     assert held(twin) == held(Engine())
 
 
+class Rows(torch.nn.Module):
+    """Some rows of one tensor, in places of the module's own; how they lie there is up to `strides`."""
+
+    def __init__(self, *places: tuple[int, int], strides: tuple[int, int] = (7, 1)) -> None:
+        super().__init__()
+        self.places = places
+        for number, (first, end) in enumerate(places):
+            row = torch.zeros((end - first) * 7, dtype=torch.bfloat16)
+            lies = row.view(end - first, 7) if strides == (7, 1) else row.view(7, end - first).t()
+            self.register_buffer(f"w{number}", lies)
+
+    def load_weights(self, weights: Any) -> None:
+        for _, weight in weights:
+            for number, (first, end) in enumerate(self.places):
+                self.get_buffer(f"w{number}").copy_(weight[first:end])
+
+
+ROWS: Forms = {"w": ("BF16", (14, 7))}
+
+
+def test_a_layout_is_of_tensors_that_lie_alike(tmp_path: Path) -> None:
+    steps = Steps(tmp_path, ROWS)
+    make = partial(Rows, (0, 7))
+    first = Receiver(loaded(make, steps.base), key="a", checkpoint=steps.base)
+    first.learn()
+    first.save_layout(tmp_path / "layout")
+    turned = partial(Rows, (0, 7), strides=(1, 7))
+    module = loaded(turned, steps.base)
+    before = held(module)
+    for options in ({"layout": tmp_path / "layout"}, {"twin": (make(), None)}):
+        with pytest.raises(UsageError, match=r"has, or that lie otherwise: w0$"):
+            Receiver(module, key="a", **options).stage(steps.delta)
+        assert held(module) == before
+    receiver = Receiver(module, twin=(turned(), None))
+    receiver.stage(steps.delta)
+    receiver.apply()
+    assert held(module) == held(loaded(turned, steps.target))
+
+
+def test_a_layout_that_lacks_tensors_says_so_again(tmp_path: Path) -> None:
+    steps = Steps(tmp_path, ALL)
+    module = loaded(Ignoring, steps.base)
+    receiver = Receiver(module, checkpoint=steps.base, may_lack=["a_log", "wide.*"])
+    receiver.learn()
+    receiver.save_layout(tmp_path / "layout")
+    for may_lack in ((), ["wide.*"]):
+        with pytest.raises(UnsupportedError, match="holds nothing of tensors a_log"):
+            Receiver(module, layout=tmp_path / "layout", may_lack=may_lack).stage(steps.delta)
+    Receiver(module, layout=tmp_path / "layout", may_lack=["a_log", "wide.*"]).stage(steps.delta)
+    with pytest.raises(UsageError, match=r"may_lack: is the text layers\.\*, and no list"):
+        Receiver(module, may_lack="layers.*")
+
+
+def test_every_place_is_compared(tmp_path: Path) -> None:
+    """What one place has whole, another one in part."""
+    steps = Steps(tmp_path, ROWS, 3)
+    module = loaded(partial(Rows, (0, 14), (0, 7), (5, 9)), steps.base)
+    receiver = Receiver(module)
+    for delta in steps.deltas:
+        receiver.stage(delta)
+        receiver.apply()
+        assert content_of([receiver.digest()]) == receiver.content == content(delta)
+    for number in range(3):
+        bits = module.get_buffer(f"w{number}").view(torch.int16)
+        bits[1, 3] ^= 1
+        with pytest.raises(DamagedError, match="two places of module Rows that should hold the same bits differ"):
+            receiver.digest()
+        bits[1, 3] ^= 1
+    assert content_of([receiver.digest()]) == receiver.content
+
+
+@pytest.mark.parametrize("places", [[(0, 14), (0, 7)], [(0, 9), (5, 14)], [(0, 7), (7, 14), (2, 12)]])
+def test_every_part_of_every_rank_is_compared(tmp_path: Path, places: list[tuple[int, int]]) -> None:
+    steps = Steps(tmp_path, ROWS, 3)
+    modules = [loaded(partial(Rows, place), steps.base) for place in places]
+    receivers = [Receiver(module, checkpoint=steps.base) for module in modules]
+    for delta in steps.deltas:
+        staged = [receiver.stage(delta) for receiver in receivers]
+        assert content_of([each.shares for each in staged]) == content(delta)
+        for receiver in receivers:
+            receiver.apply()
+        assert content_of([receiver.digest() for receiver in receivers]) == content(delta)
+    modules[1].w0.view(torch.int16)[3, 3] ^= 1
+    with pytest.raises(DamagedError, match="two places that should hold the same bits differ"):
+        content_of([receiver.digest() for receiver in receivers])
+
+
+def test_a_digest_is_of_the_module_as_it_lies_now(tmp_path: Path) -> None:
+    steps = Steps(tmp_path, ROWS)
+    module = loaded(partial(Rows, (0, 14)), steps.base)
+    receiver = Receiver(module, checkpoint=steps.base)
+    receiver.learn()
+    receiver.digest()
+    module.register_buffer("w0", torch.full((14, 7), 9.0, dtype=torch.bfloat16))
+    with pytest.raises(ConflictError, match="tensor w0 does not lie any more where it lay"):
+        receiver.digest()
+
+
+def test_what_a_module_is_at_is_known_when_it_is_shown(tmp_path: Path) -> None:
+    steps = Steps(tmp_path, ROWS, 2)
+    for places, checkpoint, is_known in (
+        ([(0, 7)], None, False),
+        ([(0, 7)], steps.base, True),
+        ([(0, 7), (7, 14)], None, True),
+        ([(0, 14), (3, 9)], None, True),
+    ):
+        receiver = Receiver(loaded(partial(Rows, *places), steps.base), checkpoint=checkpoint)
+        for delta in steps.deltas:
+            receiver.stage(delta)
+            receiver.apply()
+            assert receiver.content == (content(delta) if is_known else None)
+
+
 class Ruining(Converting):
     """One whose loader does what it should not, from its load number `after` on."""
 
@@ -363,8 +476,11 @@ def bring_through(receiver: Receiver, deltas: Sequence[Path]) -> None:
 def test_another_base_is_refused(tmp_path: Path) -> None:
     steps = Steps(tmp_path, FORMS, 3)
     module = loaded(Engine, steps.base)
-    with pytest.raises(WrongBaseError, match="would not become what the delta says: tensors"):
+    with pytest.raises(WrongBaseError, match="starts from content blake3:"):
         Receiver(module).stage(steps.deltas[2])
+    # One that holds slices as well sees it of what it holds whole.
+    with pytest.raises(WrongBaseError, match="would not become what the delta says: tensors"):
+        Receiver(loaded(partial(Engine, 0, 2), steps.base)).stage(steps.deltas[2])
     receiver = Receiver(module)
     receiver.stage(steps.deltas[0])
     receiver.apply()

@@ -31,6 +31,8 @@ from dcr_cli.errors import UnsupportedError
 # Where something is made of several tensors, so many of all are changed at a time, until so many loads in a row have
 # told nothing new. For two tensors a third tells the most; one that has no part in it stays with a chance of 1 in 600.
 _CHANGED_SHARE, _QUIET_LOADS, _SEED = 1 / 3, 40, 20_011
+# So many pairs of values in a row that told nothing new are enough.
+_QUIET_PAIRS = 5
 _NOBODY = -1
 _HINT = "use --engine: what it makes of which tensors cannot be told"
 
@@ -49,14 +51,16 @@ class _Kind(NamedTuple):
 
 
 def attribute(
-    names: Sequence[str], made: Mapping[str, Flags], read_with: ReadWith, *, pairs: int, what: str
-) -> tuple[tuple[str, ...], ...]:
-    """Group the tensors that the elements flagged in `made`, by stretch, are made of: those that something is made of
-    together are in one group.
+    names: Sequence[str], made: Mapping[str, Flags], read_with: ReadWith, *, pairs: tuple[int, int], what: str
+) -> dict[str, tuple[str, ...]]:
+    """Find, for each stretch that has elements flagged in `made`, the group of tensors that they are made of: those
+    that something is made of together, or that something in one stretch is made of, are in one group.
 
     `read_with` loads all tensors, those that are named with the changed values of a pair, by its number, the others
-    with what they have while left alone, and reads what is flagged. Elements that change by themselves are taken out of
-    the flags. UnsupportedError where nobody can say what something is made of.
+    with what they have while left alone, and reads what is flagged. By so many of `pairs` as the first number says what
+    was found is tried; up to the second one are used where something has not changed yet, such as whether a number is
+    odd. Elements that change by themselves are taken out of the flags. UnsupportedError where nobody can say what
+    something is made of.
     """
     reading = read_with((), 0)
     again = read_with((), 0)
@@ -64,8 +68,8 @@ def attribute(
         # A counter of loads, say, is nothing that comes from a checkpoint.
         flags[flags] = again[name] == reading[name]
     if not any(flags.any() for flags in made.values()):
-        return ()
-    return _Attribution(names, made, read_with).groups(pairs, what)
+        return {}
+    return _Attribution(names, made, read_with).sources(pairs, what)
 
 
 class _Attribution:
@@ -80,15 +84,30 @@ class _Attribution:
         }
         self._groups = _Groups(len(names))
 
-    def groups(self, pairs: int, what: str) -> tuple[tuple[str, ...], ...]:
+    def sources(self, pairs: tuple[int, int], what: str) -> dict[str, tuple[str, ...]]:
+        tried, most = pairs
         wrong: list[str] = []
-        for pair in range(pairs):
+        unknown, quiet = 0, 0
+        for pair in range(most):
             self._look(pair)
+            left = sum(int((owners == _NOBODY).sum()) for owners in self._owners.values())
             wrong = [name for name, owners in self._owners.items() if (owners == _NOBODY).any()]
-            wrong = wrong or sorted(self._misjudged(pairs))
+            wrong = wrong or sorted(self._misjudged(tried))
             if not wrong:
-                return tuple(tuple(self._names[number] for number in group) for group in self._groups.all())
+                return self._by_stretch()
+            quiet = quiet + 1 if left == unknown else 0
+            unknown = left
+            if pair + 1 >= tried and quiet >= _QUIET_PAIRS:
+                break
         raise UnsupportedError(what, f"nobody can say what its loader makes {listed(wrong)} of", hint=_HINT)
+
+    def _by_stretch(self) -> dict[str, tuple[str, ...]]:
+        """The group of each stretch; groups that something in one stretch is made of become one."""
+        owned = {name: np.unique(owners).tolist() for name, owners in self._owners.items() if len(owners)}
+        for numbers in owned.values():
+            self._groups.join(numbers)
+        of = {number: tuple(self._names[each] for each in group) for group in self._groups.all() for number in group}
+        return {name: of[numbers[0]] for name, numbers in owned.items()}
 
     # Looking
 

@@ -33,9 +33,9 @@ class Holdings:
 
     @property
     def names(self) -> set[str]:
-        """The module's tensors that hold elements of canonical ones."""
-        places = (place.name for placed in self.placement.placed.values() for place in placed)
-        return {name for stretch in set(places) for name in self.memory.stretches[stretch].names}
+        """The module's tensors that hold elements of canonical ones, or what its loader makes of them."""
+        places = {place.name for placed in self.placement.placed.values() for place in placed}
+        return {name for stretch in {*places, *self.placement.made} for name in self.memory.stretches[stretch].names}
 
     def find(self, tensor: str, flat: Indices) -> Iterator[tuple[Placed, Indices, Indices]]:
         """Where some elements of a tensor lie: for each place that has any, which ones, and where they are there."""

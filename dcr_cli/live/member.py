@@ -47,9 +47,9 @@ class Fate(Enum):
 class Member:
     """A live receiver of `remote` whose module is at `version`: the one that its checkpoint was at when it was loaded.
 
-    With a `name` it says what it has staged and applied, signed with `receiver_key`; each rank has a name of its own. A
-    quorum counts names, those of ranks and those of pulls alike. A context manager, for one thread at a time. Whatever
-    it raises, it may be called again.
+    With a `name` it says what it has staged and applied, signed with `receiver_key`; then the receiver has to know what
+    its module is at (`Receiver.content`). Each rank has a name of its own; a quorum counts names, those of ranks and
+    those of pulls alike. A context manager, for one thread at a time. Whatever it raises, it may be called again.
 
     `changes` is the folder in which a pull of the same remote on this host leaves what versions change, decoded (FORMAT
     12.1), what is prepared too: from there it takes them, and of the remote only its commits, so that `context` serves.
@@ -126,8 +126,7 @@ class Member:
         self._receiver.learn()
         self._check_state()
         if self._receiver.content is None:
-            facts = "nothing shows that the module is at this version"
-            raise UsageError(f"version {self.version}", facts, hint="Receiver(..., checkpoint=FOLDER) compares them")
+            raise self._not_shown()
         self._unsaid.append((self._own, APPLIED))
         self._speak()
 
@@ -135,7 +134,8 @@ class Member:
         """Stage the version after the module's own, be it committed or prepared, and say that it is staged; None if
         there is none, if it is staged already, or if it is not in `changes` yet.
 
-        What was staged, and turns out to have been given up, is forgotten. Raises what `Receiver.stage` raises, and
+        What was staged, and turns out to have been given up, is forgotten. Raises what `Receiver.stage` raises,
+        UsageError, and nothing is staged, if it has a name and nothing shows that the module is at its version, and
         TransportError or ConflictError if it cannot be said; the version is staged then, and the next call says it.
         With `changes`, NotFoundError if what the version changes is there no more, WrongBaseError if that folder is of
         another history.
@@ -155,6 +155,9 @@ class Member:
             self._awaited = published
             return None
         staged = self._receiver.stage_offer(offer)
+        if self._speaker is not None and self._receiver.content is None:
+            self._receiver.give_up()
+            raise self._not_shown()
         self._staged = published
         self._unsaid.append((published, STAGED))
         self._speak()
@@ -236,6 +239,10 @@ class Member:
         if content is not None and content != target:
             facts = f"the module is at content blake3:{content.hex()[:16]}, which is not version {self.version}"
             raise WrongBaseError(self._source.shown, facts, hint="say the version that its checkpoint was at")
+
+    def _not_shown(self) -> UsageError:
+        facts = "nothing shows that the module is at this version"
+        return UsageError(f"version {self.version}", facts, hint="Receiver(..., checkpoint=FOLDER) compares them")
 
     def _speak(self) -> None:
         """Say what has not been said."""

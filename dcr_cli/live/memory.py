@@ -34,6 +34,15 @@ class Stretch(NamedTuple):
     bits: Bits
 
 
+class View(NamedTuple):
+    """How a tensor of a module lies in a stretch: where its first element is, its shape and strides, in elements."""
+
+    stretch: str
+    first: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
 class _Registered(NamedTuple):
     """A parameter or buffer of a module, and what it looks at."""
 
@@ -61,6 +70,22 @@ class Memory:
     def only(self, stretches: Collection[str]) -> Memory:
         """What is left if nothing is held but these stretches."""
         return replace(self, stretches={name: each for name, each in self.stretches.items() if name in stretches})
+
+    @property
+    def views(self) -> dict[str, View]:
+        """How every tensor that has elements lies in its stretch."""
+        found = {each.name: each.data for each in _walk(self._module)}
+        return {
+            name: View(
+                stretch,
+                (found[name].data_ptr() - min(found[other].data_ptr() for other in each.names))
+                // found[name].element_size(),
+                tuple(found[name].shape),
+                tuple(found[name].stride()),
+            )
+            for stretch, each in self.stretches.items()
+            for name in each.names
+        }
 
     def moved(self, names: Collection[str] | None = None) -> str | None:
         """The name of a tensor, of `names` or of all, that does not lie any more where it lay, or that was not there;

@@ -40,12 +40,13 @@ from dcr_cli.layout.layout import Form, Layout, LocalTensor
 from dcr_cli.layout.loader import ONLY_FILE
 from dcr_cli.layout.tracing import Expectation, Trace, parts_of
 from dcr_cli.live.attribution import attribute
+from dcr_cli.live.marks import Marks
 from dcr_cli.live.memory import Memory, memory_of
 from dcr_cli.live.outside import Outside
-from dcr_cli.live.placement import Placement
+from dcr_cli.live.placement import Placement, Product
 from dcr_cli.live.reading import Reading
 from dcr_cli.live.tensors import tensor_of
-from dcr_cli.live.values import PAIRS, Below, Lean, Leaning, Zeros
+from dcr_cli.live.values import MOST_PAIRS, PAIRS, Below, Lean, Leaning, Zeros, pair_of
 
 _SEED = 20_011
 _AT_ONCE = 1 << 22
@@ -80,11 +81,12 @@ def learn(
     with memory.put_back() as outside:
         probe = _Probe((memory, outside), load, forms)
         placement = probe.placement(key)
-    _check_lacking(placement, may_lack)
+    check_lacking(placement, may_lack)
     return placement
 
 
-def _check_lacking(placement: Placement, may_lack: Sequence[str]) -> None:
+def check_lacking(placement: Placement, may_lack: Sequence[str]) -> None:
+    """Raise UnsupportedError unless all tensors that the module holds nothing of match a pattern."""
     patterns = Patterns(may_lack)
     unexpected = [name for name in placement.layout.skipped if not patterns.match(name)]
     if unexpected:
@@ -121,14 +123,18 @@ class _Probe:
             for name, local in locals_.items():
                 self._contrast(name, (local, first[name]), values, flags)
         del first
-        groups = self._groups(flags)
+        sources = self._sources(flags)
+        numbers = {name: number for number, name in enumerate(self._names)}
+        groups = tuple(sorted(set(sources.values()), key=lambda group: numbers[group[0]]))
         if groups:
             self._check_alone(locals_, groups, flags)
         held = {placement.tensor for local in locals_.values() for placement in local.placements}
         held.update(name for group in groups for name in group)
         what = f"layout of {self._memory.what}"
         layout = Layout(what, self._forms, {ONLY_FILE: locals_}, frozenset(set(self._names) - held))
-        return Placement(layout, groups, key)
+        views = self._memory.views
+        products = {name: Product(groups.index(group), Marks.of(flags[name])) for name, group in sources.items()}
+        return Placement(layout, groups, key, views, products)
 
     # Loading
 
@@ -229,16 +235,17 @@ class _Probe:
                 is_made = flags.setdefault(name, np.zeros(local.form.elements, np.bool_))
                 is_made[first : first + count] |= differs & ~is_placed
 
-    def _groups(self, flags: Mapping[str, Flags]) -> tuple[tuple[str, ...], ...]:
-        """The groups of tensors that what is made is made of."""
+    def _sources(self, flags: Mapping[str, Flags]) -> dict[str, tuple[str, ...]]:
+        """The group of tensors that what is made in each stretch is made of."""
         if not flags:
-            return ()
+            return {}
 
         def read_with(changed: Collection[str], pair: int) -> dict[str, Elements]:
-            self._load_values({name: PAIRS[pair][name in changed] for name in self._forms})
+            values = pair_of(pair)
+            self._load_values({name: values[name in changed] for name in self._forms})
             return self._made_now(flags)
 
-        return attribute(self._names, flags, read_with, pairs=len(PAIRS), what=self._memory.what)
+        return attribute(self._names, flags, read_with, pairs=(len(PAIRS), MOST_PAIRS), what=self._memory.what)
 
     def _now(self, name: str, first: int, count: int) -> Elements:
         """What the module holds now."""

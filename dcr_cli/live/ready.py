@@ -31,11 +31,13 @@ class Staged:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """What is staged, with all that applying it takes. `weights` are whole tensors for the loader."""
+    """What is staged, with all that applying it takes. `weights` are whole tensors for the loader, `content` is that of
+    the module then, as far as it is known."""
 
     staged: Staged
     patches: tuple[Patch, ...]
     kept: Mapping[str, Elements]
     weights: Mapping[str, Elements]
     parts: Mapping[Part, bytes]
+    content: bytes | None
     published: Published | None

@@ -10,39 +10,41 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
-
-from dcr_cli.changes.blocks import may_change
 from dcr_cli.checkpoint.checkpoint import open_checkpoint
-from dcr_cli.checkpoint.digest import digest_bytes, tensor_digest
 from dcr_cli.checkpoint.names import listed, shown
 from dcr_cli.delta.chain import IN_ORDER
 from dcr_cli.errors import (
     ConflictError,
     DamagedError,
-    HookError,
     IncompleteError,
-    UnsupportedError,
     UsageError,
     WrongBaseError,
 )
 from dcr_cli.layout.layout import Form
 from dcr_cli.layout.opening import forms_of
-from dcr_cli.live.compared import check_fits, check_forms, check_loaded, read_kept
+from dcr_cli.live.compared import (
+    check_fits,
+    check_forms,
+    check_loaded,
+    check_made,
+    differs_from_kept,
+    read_kept,
+)
 from dcr_cli.live.holdings import Elements, Holdings
+from dcr_cli.live.making import AGAIN, digest_made, loader_of, send
 from dcr_cli.live.memory import memory_of
 from dcr_cli.live.offer import Offer, offer_of
-from dcr_cli.live.placement import read_placement, write_placement
-from dcr_cli.live.probing import Load, Weights, learn
+from dcr_cli.live.pieces import digest_whole
+from dcr_cli.live.placement import Placement, read_placement, write_placement
+from dcr_cli.live.probing import Load, check_lacking, learn
 from dcr_cli.live.ready import Ready, Staged
 from dcr_cli.live.shares import Part, Shares, digest_parts
-from dcr_cli.live.staging import Decoded, decode
-from dcr_cli.live.tensors import tensor_of
+from dcr_cli.live.staging import check_target, decode, weights_of
 from dcr_cli.remote.signing import trust_in
 from dcr_cli.remote.version import COMMIT_KIND, Published
 from dcr_cli.work import threads
 
-_AGAIN = "call apply again: what it writes are absolute bits, and once they are all there it is done"
+_ANEW = "load the module anew: somebody else has written to it"
 
 
 class Receiver:
@@ -55,9 +57,10 @@ class Receiver:
     `save_layout` has written for the same `key`, such as "model, engine version, sizes, rank".
 
     `checkpoint` is the folder that the module was loaded from: its bits are compared with the module's, each where it
-    is said to lie; and what the loader makes something else of is kept in memory as it was there. Without it, such
-    tensors cannot change, and a rank that holds slices alone cannot know by itself that it starts from the right base;
-    that is told when the shares of all ranks are summed (`content_of`).
+    is said to lie; and what the loader makes something else of is kept in memory as it was there, and loaded once more,
+    to see that the module has what comes of it. Without it, such tensors cannot change, and a rank that holds slices
+    alone cannot know by itself that it starts from the right base, nor, then, what it is at later (`content`); that is
+    told when the shares of all ranks are summed (`content_of`).
 
     Addresses never change. A receiver is used by one thread at a time; `stage` reads the module and may run while it
     serves, `apply` writes it and may not.
@@ -77,9 +80,12 @@ class Receiver:
         storage_options: Mapping[str, object] | None = None,
         jobs: int | None = None,
     ) -> None:
+        if isinstance(may_lack, str):
+            facts = f"is the text {shown(may_lack)}, and no list of patterns"
+            raise UsageError("may_lack", facts, hint="write [pattern]")
         self._module = module
-        self._load = load_weights or _loader_of(module)
-        self._twin = (twin[0], twin[1] or _loader_of(twin[0])) if twin is not None else (module, self._load)
+        self._load = load_weights or loader_of(module)
+        self._twin = (twin[0], twin[1] or loader_of(twin[0])) if twin is not None else (module, self._load)
         self._key = key
         self._checkpoint = checkpoint
         self._may_lack = tuple(may_lack)
@@ -89,6 +95,7 @@ class Receiver:
         self._placement = read_placement(layout, key) if layout is not None else None
         self._holdings: Holdings | None = None
         self._parts: Mapping[Part, bytes] = {}
+        self._made: Mapping[str, bytes] = {}
         self._ready: Ready | None = None
         self._is_partial = False
         self._content: bytes | None = None
@@ -108,8 +115,8 @@ class Receiver:
 
     @property
     def content(self) -> bytes | None:
-        """The content digest of the state that the module is at; None while it is partial, and as long as that is not
-        known."""
+        """The content digest of the state that the module is at; None while it is partial, and as long as nothing has
+        shown it: a checkpoint, or its own bits, where it holds all tensors and its loader makes nothing of any."""
         return self._content if not self._is_partial else None
 
     @property
@@ -123,8 +130,10 @@ class Receiver:
         """Learn where the loader places the tensors of `forms`, by default those of `checkpoint`, unless that is known,
         and digest what is there.
 
-        It disturbs the module, or its twin, and puts it back. Raises what `probing.learn` raises; WrongBaseError if the
-        module does not hold what `checkpoint` does; UsageError if nobody says which tensors there are.
+        It disturbs the module, or its twin, and puts it back; so it does where the loader makes something of tensors,
+        if there is a checkpoint to compare that with. Raises what `probing.learn` raises; WrongBaseError if the module
+        does not hold what `checkpoint` does, or what the loader makes of it, UnsupportedError if it cannot be loaded;
+        UsageError if nobody says which tensors there are, or the module is not that of `layout`.
         """
         if self._holdings is not None:
             return
@@ -136,15 +145,23 @@ class Receiver:
         placement = self._placement or learn(*self._twin, forms, may_lack=self._may_lack, key=self._key)
         memory = memory_of(self._module)
         check_fits(placement, memory)
+        check_lacking(placement, self._may_lack)
         memory.check_nothing_packed()
         # What is not patched may be given up by the module meanwhile.
-        memory = memory.only({place.name for placed in placement.placed.values() for place in placed})
-        kept: dict[str, Elements] = {}
+        placed = {place.name for places in placement.placed.values() for place in places}
+        memory = memory.only({*placed, *placement.made})
+        made = digest_made(memory, placement.all_made)
+        content, kept = None, dict[str, Elements]()
         if self._checkpoint is not None:
             checkpoint = open_checkpoint(self._checkpoint, allow_strangers=True)
-            self._content = check_loaded(checkpoint, Holdings(memory, placement))
+            content = check_loaded(checkpoint, Holdings(memory, placement))
             kept = read_kept(checkpoint, [name for group in placement.loaded for name in group])
-        self._parts = digest_parts(memory, placement)
+            if kept:
+                check_made(self._twin, Holdings(memory, placement, kept), made)
+        parts = digest_parts(memory, placement)
+        if content is None and not made:
+            content = _shares(placement, parts, kept).content
+        self._parts, self._made, self._content = parts, made, content
         self._placement, self._holdings = placement, Holdings(memory, placement, kept)
 
     def save_layout(self, path: str | os.PathLike[str]) -> None:
@@ -152,17 +169,29 @@ class Receiver:
         write_placement(path, self._known().placement)
 
     def digest(self) -> Shares:
-        """Digest what the module holds now, in canonical coordinates. IncompleteError if it holds a mixture;
-        DamagedError if two places differ that should hold the same bits."""
+        """Digest what the module holds now, in canonical coordinates.
+
+        IncompleteError if it holds a mixture; ConflictError if its tensors do not lie any more where they lay;
+        DamagedError if two places differ that should hold the same bits, if what also goes through the loader is not
+        what that was given, or what it has made has changed since.
+        """
         holdings = self._known()
         if self._is_partial:
             raise self._mixture()
-        return self._shares(digest_parts(holdings.memory, holdings.placement), holdings.kept)
+        self._check_place(holdings)
+        what = holdings.memory.what
+        if (name := differs_from_kept(holdings, holdings.kept)) is not None:
+            raise DamagedError(what, f"has other bits of tensor {shown(name)} than its loader was given", hint=_ANEW)
+        parts = digest_parts(holdings.memory, holdings.placement)
+        made = digest_made(holdings.memory, holdings.placement.all_made)
+        if changed := sorted(name for name, digest in made.items() if self._made[name] != digest):
+            raise DamagedError(what, f"has other bits in {listed(changed)} than its loader has made", hint=_ANEW)
+        return _shares(holdings.placement, parts, holdings.kept)
 
     def stage(self, delta: str | os.PathLike[str]) -> Staged:
         """Decode and check everything that a delta changes, a folder's or that of REMOTE@N, or what a pull has decoded
-        and published in a folder (FORMAT 12.1); the module is not changed, and may serve meanwhile, unless its
-        placement is still to be learnt.
+        and published in a folder (FORMAT 12.1); the module is not changed, and may serve meanwhile, unless what
+        `learn` does is still to be done.
 
         What was staged before is given up. Memory grows with the changes. Raises what reading and fetching raise;
         WrongBaseError if the module is not what the delta starts from, UnsupportedError if it changes which tensors
@@ -190,11 +219,11 @@ class Receiver:
         holdings = self._known()
         check_forms(offer.name, holdings.placement, forms)
         decoded = decode(offer, holdings, self._jobs)
-        weights = self._weights(offer, decoded)
+        weights = weights_of(offer, holdings, decoded)
         parts = decoded.sums(self._parts)
         kept = {**holdings.kept, **decoded.kept}
-        shares = self._shares(parts, kept)
-        self._check_target(offer, shares)
+        shares = _shares(holdings.placement, parts, kept)
+        check_target(offer, shares, holdings.memory.what)
         patches = tuple(
             holdings.memory.stretches[name].bits.patch(*found.joined()) for name, found in decoded.stretches.items()
         )
@@ -207,7 +236,9 @@ class Receiver:
             tuple(weights),
             shares,
         )
-        self._ready = Ready(staged, patches, kept, weights, parts, offer.published)
+        # Deltas alone lead from what is not known to what is not known.
+        content = commit.target.content if self._content is not None else None
+        self._ready = Ready(staged, patches, kept, weights, parts, content, offer.published)
         return staged
 
     def give_up(self) -> None:
@@ -219,9 +250,10 @@ class Receiver:
     def apply(self) -> Staged:
         """Write what is staged into the module, which must not serve meanwhile; after a stop, write all of it again.
 
-        When it returns, every element that was staged has its new bits. Whatever is raised later than ConflictError,
-        with which nothing was changed, leaves a mixture (`is_partial`): the next call finishes it, and until then the
-        module is at no version. UsageError if nothing is staged, HookError if the loader fails.
+        When it returns, every element that was staged has its new bits, and the loader has written all that it makes of
+        what it was sent. Whatever is raised later than ConflictError, with which nothing was changed, leaves a mixture
+        (`is_partial`): the next call finishes it, and until then the module is at no version. UsageError if nothing is
+        staged, HookError if the loader fails, or does not write what it should.
         """
         ready, holdings = self._ready, self._known()
         if ready is None:
@@ -229,19 +261,18 @@ class Receiver:
         self._check_place(holdings)
         if not self._is_partial and not all(patch.has_old() for patch in ready.patches):
             facts = "has other bits than when the change was staged"
-            raise ConflictError(holdings.memory.what, facts, hint="load it anew: somebody else has written to it")
+            raise ConflictError(holdings.memory.what, facts, hint=_ANEW)
         self._is_partial = True
         for patch in ready.patches:
             patch.write()
+        after = Holdings(holdings.memory, holdings.placement, ready.kept)
         if ready.weights:
-            self._send(ready.weights, holdings)
-        if (name := holdings.memory.moved(holdings.names)) is not None:
-            facts = f"its loader has given tensor {shown(name)} another place in memory"
-            raise HookError(holdings.memory.what, facts, hint="load the module anew, and make a new receiver")
-        if not all(patch.has_new() for patch in ready.patches):
-            raise DamagedError(holdings.memory.what, "does not have the bits that were written", hint=_AGAIN)
-        self._holdings = Holdings(holdings.memory, holdings.placement, ready.kept)
-        self._parts, self._content, self._published = ready.parts, ready.staged.target.content, ready.published
+            send(self._module, self._load, after, ready.weights)
+        if not all(patch.has_new() for patch in ready.patches) or differs_from_kept(after, ready.weights) is not None:
+            raise DamagedError(holdings.memory.what, "does not have the bits that were written", hint=AGAIN)
+        made = digest_made(holdings.memory, holdings.placement.made_of(ready.weights))
+        self._holdings, self._parts, self._made = after, ready.parts, {**self._made, **made}
+        self._content, self._published = ready.content, ready.published
         self._ready, self._is_partial = None, False
         return ready.staged
 
@@ -253,60 +284,16 @@ class Receiver:
         return self._holdings
 
     def _mixture(self) -> IncompleteError:
-        return IncompleteError(self._known().memory.what, "holds a mixture: an apply was stopped", hint=_AGAIN)
-
-    def _shares(self, parts: Mapping[Part, bytes], kept: Mapping[str, Elements]) -> Shares:
-        placement = self._known().placement
-        loaded = {name: digest_bytes(tensor_digest(elements)) for name, elements in kept.items()}
-        return Shares(placement.forms, parts, loaded)
+        return IncompleteError(self._known().memory.what, "holds a mixture: an apply was stopped", hint=AGAIN)
 
     def _check_place(self, holdings: Holdings) -> None:
         if (name := holdings.memory.moved(holdings.names)) is not None:
             facts = f"tensor {shown(name)} does not lie any more where it lay when this receiver was made"
             raise ConflictError(holdings.memory.what, facts, hint="make a new receiver when the module is in its place")
 
-    def _weights(self, offer: Offer, decoded: Decoded) -> dict[str, Elements]:
-        """The tensors that have to go through the loader, with their new elements."""
-        holdings = self._known()
-        changed = {row.name for row in offer.documents.manifest.tensors if may_change(row)}
-        found: dict[str, Elements] = {}
-        for group in holdings.placement.loaded:
-            if changed.isdisjoint(group):
-                continue
-            lacking = [name for name in group if name not in holdings.kept]
-            if lacking:
-                facts = f"the loader makes something else of {listed(lacking)}, and what it was given is not known"
-                hint = "give the checkpoint that the module was loaded from: Receiver(..., checkpoint=FOLDER)"
-                raise UnsupportedError(holdings.memory.what, facts, hint=hint)
-            found |= {name: decoded.kept.get(name, holdings.kept[name]) for name in group}
-        return found
 
-    def _send(self, weights: Mapping[str, Elements], holdings: Holdings) -> None:
-        forms = holdings.placement.forms
-        # A loader may keep what it was given, or change it.
-        tensors = ((name, tensor_of(name, forms[name], elements.copy())) for name, elements in weights.items())
-        try:
-            with torch.no_grad():
-                self._load(tensors)
-        except Exception as error:
-            facts = f"its loader failed: {type(error).__name__}: {error}"
-            raise HookError(holdings.memory.what, facts, hint=_AGAIN) from error
-
-    def _check_target(self, offer: Offer, shares: Shares) -> None:
-        """Raise WrongBaseError unless what this rank holds every element of becomes what the delta says."""
-        found = shares.tensors()
-        wrong = [row.name for row, digest in offer.documents.tensors() if found.get(row.name, digest) != digest]
-        if wrong:
-            facts = f"would not become what the delta says: tensors {listed(wrong)} differ"
-            raise WrongBaseError(self._known().memory.what, facts, hint=IN_ORDER)
-
-
-def _loader_of(module: Any) -> Load:
-    if hasattr(module, "load_weights"):
-        load: Load = module.load_weights
-        return load
-
-    def load_all(weights: Weights) -> None:
-        module.load_state_dict(dict(weights), strict=False)
-
-    return load_all
+def _shares(placement: Placement, parts: Mapping[Part, bytes], kept: Mapping[str, Elements]) -> Shares:
+    # What is kept was compared with what the module has of it.
+    others = {part: sums for part, sums in parts.items() if part.tensor not in kept}
+    loaded = {name: digest_whole(placement.forms[name], elements) for name, elements in kept.items()}
+    return Shares(placement.forms, others, loaded)

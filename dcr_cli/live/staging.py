@@ -17,16 +17,19 @@ from numpy.typing import NDArray
 
 import dcr_kernels as kernels
 from dcr_cli.changes.blocks import Block, Said, blocks_of, is_moved, may_change, read_block
-from dcr_cli.checkpoint.digest import add, digest_bytes, digest_from_bytes, digest_text, tensor_digest
-from dcr_cli.checkpoint.header import DTYPES, Dtype
-from dcr_cli.checkpoint.names import shown
+from dcr_cli.checkpoint.digest import digest_bytes, digest_text, tensor_digest
+from dcr_cli.checkpoint.header import DTYPES
+from dcr_cli.checkpoint.names import listed, shown
+from dcr_cli.delta.chain import IN_ORDER
 from dcr_cli.delta.manifest import TensorRow
 from dcr_cli.delta.strided import spans
-from dcr_cli.errors import DamagedError, UnsupportedError
+from dcr_cli.errors import DamagedError, UnsupportedError, WrongBaseError
 from dcr_cli.layout.box import Indices
+from dcr_cli.layout.layout import Form
 from dcr_cli.live.holdings import Holdings
 from dcr_cli.live.offer import Offer
-from dcr_cli.live.shares import Part
+from dcr_cli.live.pieces import Sums, no_sums, split, sums_of
+from dcr_cli.live.shares import Part, Shares
 from dcr_cli.pool import run_all
 from dcr_cli.receiver.passes.runs import Runs
 
@@ -54,11 +57,11 @@ class Changes:
 
 class Decoded:
     """What a delta changes in a module: elements of its stretches by their names, what that adds to the digests of
-    parts, and the new elements of tensors that are kept whole."""
+    the pieces of parts, and the new elements of tensors that are kept whole."""
 
     def __init__(self) -> None:
         self.stretches: dict[str, Changes] = {}
-        self.growth: dict[Part, NDArray[np.uint32]] = {}
+        self.growth: dict[Part, Sums] = {}
         self.kept: dict[str, Elements] = {}
         self.lock = Lock()
 
@@ -69,10 +72,9 @@ class Decoded:
 
     def sums(self, before: Mapping[Part, bytes]) -> dict[Part, bytes]:
         """The digests of parts after the change, from those before."""
-        after = dict(before)
-        for part, growth in self.growth.items():
-            after[part] = digest_bytes(add(digest_from_bytes(before[part]), growth))
-        return after
+        # What lies within other parts has no digests of its own.
+        grown = {part: growth for part, growth in self.growth.items() if part in before}
+        return {**before, **{part: (sums_of(before[part]) + growth).tobytes() for part, growth in grown.items()}}
 
 
 def decode(offer: Offer, holdings: Holdings, jobs: int) -> Decoded:
@@ -86,13 +88,40 @@ def decode(offer: Offer, holdings: Holdings, jobs: int) -> Decoded:
         return _Worker(offer, holdings, decoded).work
 
     run_all(_tasks(offer, holdings, decoded), worker, jobs)
+    rows = {row.name: row for row in offer.documents.manifest.tensors}
     for name, elements in decoded.kept.items():
-        row = next(row for row in offer.documents.manifest.tensors if row.name == name)
+        row = rows[name]
         found = digest_bytes(tensor_digest(elements))
         if row.digest is not None and found != row.digest:
             facts = f"would not become what the manifest says: expected {digest_text(row.digest)}, "
             raise DamagedError(f"tensor {shown(name)}", f"{facts}found {digest_text(found)}")
     return decoded
+
+
+def weights_of(offer: Offer, holdings: Holdings, decoded: Decoded) -> dict[str, Elements]:
+    """The tensors that have to go through the loader, with their new elements. UnsupportedError if some are not
+    known."""
+    changed = {row.name for row in offer.documents.manifest.tensors if may_change(row)}
+    found: dict[str, Elements] = {}
+    for group in holdings.placement.loaded:
+        if changed.isdisjoint(group):
+            continue
+        lacking = [name for name in group if name not in holdings.kept]
+        if lacking:
+            facts = f"the loader makes something else of {listed(lacking)}, and what it was given is not known"
+            hint = "give the checkpoint that the module was loaded from: Receiver(..., checkpoint=FOLDER)"
+            raise UnsupportedError(holdings.memory.what, facts, hint=hint)
+        found |= {name: decoded.kept.get(name, holdings.kept[name]) for name in group}
+    return found
+
+
+def check_target(offer: Offer, shares: Shares, what: str) -> None:
+    """Raise WrongBaseError unless all that one rank holds every element of becomes what the delta says."""
+    found = shares.tensors()
+    wrong = [row.name for row, digest in offer.documents.tensors() if found.get(row.name, digest) != digest]
+    if wrong:
+        facts = f"would not become what the delta says: tensors {listed(wrong)} differ"
+        raise WrongBaseError(what, facts, hint=IN_ORDER)
 
 
 def _tasks(offer: Offer, holdings: Holdings, decoded: Decoded) -> Iterator[Block | TensorRow]:
@@ -138,7 +167,7 @@ class _Worker:
     def _place(self, row: TensorRow, said: Said) -> None:
         """Note what is said of elements of a tensor wherever they are held."""
         (flat, values, is_mask), name, digested = said, row.name, set[Part]()
-        dtype = DTYPES[row.dtype]
+        form = self._holdings.placement.forms[name]
         kept = self._decoded.kept.get(name)
         if kept is not None:
             kept[flat] = kept[flat] ^ values if is_mask else values
@@ -150,7 +179,7 @@ class _Worker:
                 continue
             local, at, old, new = local[differs], flat[found][differs], old[differs], new[differs]
             part = Part(name, place.box.footprint)
-            growth = _growth(at, old, new, dtype) if part not in digested else None
+            growth = _growth(form, at, old, new) if part not in digested else None
             digested.add(part)
             with self._decoded.lock:
                 changes = self._decoded.stretches.setdefault(place.name, Changes())
@@ -159,14 +188,16 @@ class _Worker:
                 changes.new.append(new)
                 if growth is not None:
                     before = self._decoded.growth.get(part)
-                    self._decoded.growth[part] = growth if before is None else add(before, growth)
+                    self._decoded.growth[part] = growth if before is None else before + growth
 
 
-def _growth(flat: Indices, old: Elements, new: Elements, dtype: Dtype) -> NDArray[np.uint32]:
-    """What the digest of a tensor grows by when these of its elements, which ascend, change."""
-    total = np.zeros(4, np.uint32)
-    for _, begin, end in spans(flat, _SPAN_ELEMENTS):
-        first = int(flat[begin])
-        positions = (flat[begin:end] - first).astype(np.uint32)
-        total += kernels.digest_changes(positions, old[begin:end], new[begin:end], first * dtype.width)
-    return total
+def _growth(form: Form, flat: Indices, old: Elements, new: Elements) -> Sums:
+    """What the digests of a tensor's pieces grow by when these of its elements, which ascend, change."""
+    sums, width = no_sums(form), DTYPES[form.dtype].width
+    for number, start, stop in split(form, flat):
+        for _, begin, end in spans(flat[start:stop], _SPAN_ELEMENTS):
+            at = slice(start + begin, start + end)
+            first = int(flat[at.start])
+            positions = (flat[at] - first).astype(np.uint32)
+            sums[number] += kernels.digest_changes(positions, old[at], new[at], first * width)
+    return sums

@@ -115,3 +115,11 @@ PAIRS = (
     Pair(Zeros(9), Leaning(Lean.NEAR, 10)),
     Pair(Leaning(Lean.NEAR, 11), Leaning(Lean.NEAR, 12)),
 )
+MOST_PAIRS = 32
+
+
+def pair_of(number: int) -> Pair:
+    """Pair of values `number`; those after PAIRS are drawn like the last of these."""
+    if number < len(PAIRS):
+        return PAIRS[number]
+    return Pair(Leaning(Lean.NEAR, 2 * number + 1), Leaning(Lean.NEAR, 2 * number + 2))
