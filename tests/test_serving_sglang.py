@@ -124,7 +124,7 @@ WRONG: dict[str, tuple[Any, ...]] = {
     "remote": (5, None, ["a"]),
     "version": ("1", 1.0, True, None, 0, -1, 10**12),
     "checkpoint": (5, ["a"]),
-    "name": (7,),
+    "name": (7, "", "a/b", "n" * 101),
     "layouts": (5,),
     "changes": ({},),
     "key": (5, None),
@@ -132,7 +132,7 @@ WRONG: dict[str, tuple[Any, ...]] = {
     "trusted_keys": ("x", [5]),
     "receiver_key": (5,),
     "storage_options": ([1], "x"),
-    "jobs": ("x", 0, -3, True, 1.5),
+    "jobs": ("x", 0, -3, 10**9, True, 1.5),
 }
 
 
@@ -154,7 +154,8 @@ def test_what_is_no_message_is_refused(versions: list[Path]) -> None:
     old = held(model)
     weights = [("embed.weight", torch.zeros(2, 2))]
     text = [("dcr", torch.frombuffer(bytearray(b"[]"), dtype=torch.uint8))]
-    for wrong in (weights, [], text, message("leave")):
+    torn = [("dcr", torch.frombuffer(bytearray(b'{"call": '), dtype=torch.uint8))]
+    for wrong in (weights, [], text, torn, message("leave")):
         with pytest.raises(UsageError, match="message"):
             load(model, wrong)
     for call in (message("update", version=2), message("finish")):

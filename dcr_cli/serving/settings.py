@@ -11,7 +11,10 @@ from dataclasses import MISSING, dataclass, field, fields
 
 from dcr_cli.checkpoint.names import listed
 from dcr_cli.errors import UsageError
-from dcr_cli.remote.keys import MOST_VERSION
+from dcr_cli.remote.keys import MOST_VERSION, is_receiver
+
+# No machine has more for one rank.
+_MOST_JOBS = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,13 +92,18 @@ def _is_mapping(value: object) -> bool:
 
 _TEXT = _Kind("a text", _is_text)
 _TEXTS = _Kind("a list of texts", _are_texts)
+# Ranks add their numbers to it.
+_NAME = _Kind(
+    "a name of letters, digits, _ . and -, at most 100 of them, the first no . or -",
+    lambda value: isinstance(value, str) and is_receiver(value) and len(value) <= 100,
+)
 _VERSION = _Kind("a number from 1 on", lambda value: type(value) is int and 1 <= value <= MOST_VERSION)
-_JOBS = _Kind("a number from 1 on", lambda value: type(value) is int and value >= 1)
+_JOBS = _Kind(f"a number from 1 to {_MOST_JOBS:,}", lambda value: type(value) is int and 1 <= value <= _MOST_JOBS)
 _KINDS: Mapping[str, _Kind] = {
     "remote": _TEXT,
     "version": _VERSION,
     "checkpoint": _TEXT.or_none,
-    "name": _TEXT.or_none,
+    "name": _NAME.or_none,
     "layouts": _TEXT.or_none,
     "changes": _TEXT.or_none,
     "key": _TEXT,

@@ -17,7 +17,7 @@ import torch
 
 from dcr_cli.checkpoint.json_text import strict_json
 from dcr_cli.checkpoint.names import shown
-from dcr_cli.errors import UsageError
+from dcr_cli.errors import DamagedError, UsageError
 from dcr_cli.serving.agreeing import Answer, Answers, Rank, refuse
 from dcr_cli.serving.session import Session, Settings, begin
 
@@ -107,7 +107,10 @@ def _read(named_tensors: Iterable[tuple[str, Any]]) -> tuple[str, Mapping[str, A
     if [name for name, _ in found] != [_NAME] or found[0][1].dtype != torch.uint8:
         names = shown(", ".join(name for name, _ in found[:3]))
         raise UsageError("named tensors", f"are {names}, a message expected", hint=_HINT)
-    document = strict_json(found[0][1].cpu().numpy().tobytes(), "message")
+    try:
+        document = strict_json(found[0][1].cpu().numpy().tobytes(), "message")
+    except DamagedError as error:
+        raise UsageError("message", error.facts, hint=_HINT) from error
     if type(document) is not dict or document.get("call") not in CALLS or type(document.get("info")) is not dict:
         raise UsageError("message", f"call is one of {', '.join(CALLS)}, and info its members", hint=_HINT)
     if document["call"] == "finish" and document["info"]:
