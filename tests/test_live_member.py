@@ -11,13 +11,22 @@ import pytest
 from dcr_cli import PullResult, commit, pull
 from dcr_cli.changes import places
 from dcr_cli.delta.delta import open_delta
-from dcr_cli.errors import ConflictError, DamagedError, NotFoundError, UnsupportedError, UsageError, WrongBaseError
+from dcr_cli.errors import (
+    ConflictError,
+    DamagedError,
+    NotFoundError,
+    TransportError,
+    UnsupportedError,
+    UsageError,
+    WrongBaseError,
+)
 from dcr_cli.live import Fate, Member, Receiver, content_of
+from dcr_cli.push import push
 from dcr_cli.remote.history import require_history
 from dcr_cli.remote.keys import payload_key
 from dcr_cli.remote.log import Log
 from dcr_cli.store.opening import open_store
-from live_modules import Engine, held, loaded
+from live_modules import FORMS, Engine, held, loaded, new_bits, write
 from live_remotes import TrainedRemote
 
 
@@ -189,6 +198,151 @@ def test_what_could_not_be_said_is_said_later(remote: Remote, monkeypatch: pytes
         assert remote.said() == ["one.applied", "one.staged"]
 
 
+class Unsayable:
+    """Has nothing said, within; and counts what was tried."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._monkeypatch, self.tries = monkeypatch, 0
+
+    def _refuse(self, *args: object) -> None:
+        self.tries += 1
+        raise TransportError("acks", "did not answer")
+
+    def __enter__(self) -> Unsayable:
+        self._undo = self._monkeypatch.context()
+        self._undo.__enter__().setattr("dcr_cli.live.member.say", self._refuse)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._undo.__exit__(*error)
+
+
+@pytest.mark.parametrize("call", ["apply", "stage_next", "catch_up", "announce", "speak"])
+def test_every_call_says_first_what_could_not_be_said(
+    remote: Remote, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    remote.publish()
+    receiver = Receiver(remote.module(1), checkpoint=remote.versions[0])
+    with Member(receiver, remote.url, version=1, name="one") as member:
+        member.stage_next()
+        with Unsayable(monkeypatch), pytest.raises(TransportError):
+            member.apply()
+        assert (member.version, member.staged_version, member.is_all_said) == (2, None, False)
+        assert remote.said() == ["one.staged"]
+        # Nothing else is done as long as that cannot be said.
+        remote.publish()
+        with Unsayable(monkeypatch) as unsayable, pytest.raises(TransportError):
+            getattr(member, call)()
+        assert (unsayable.tries, member.version, member.staged_version) == (1, 2, None)
+        found = getattr(member, call)()
+        assert member.is_all_said and remote.said().count("one.applied") == (2 if call == "catch_up" else 1)
+        if call == "apply":
+            assert found == 2
+            with pytest.raises(UsageError, match="no version is staged"):
+                member.apply()
+
+
+def test_what_cannot_be_said_is_told_before_anything_is_written(
+    remote: Remote, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, module = remote.publish(), remote.module(1)
+    old = held(module)
+    with Member(Receiver(module), remote.url, version=1, name="one") as member:
+        with Unsayable(monkeypatch):
+            for call in (member.stage_next, member.apply):
+                with pytest.raises(TransportError):
+                    call()
+                assert (held(module), member.version, member.staged_version) == (old, 1, 2)
+        # A mixture is finished all the same.
+        member.speak()
+        with monkeypatch.context() as patched:
+            patched.setattr("dcr_cli.live.bits.HostPatch.write", lambda patch: (_ for _ in ()).throw(MemoryError))
+            with pytest.raises(MemoryError):
+                member.apply()
+        member._note(member._own, "applied")
+        with Unsayable(monkeypatch), pytest.raises(TransportError):
+            member.apply()
+        assert held(module) == held(loaded(Engine, target)) and member.version == 2
+        assert member.apply() == 2
+        assert len([name for name in remote.said() if name == "one.applied"]) == 2
+
+
+@pytest.mark.parametrize("call", ["apply", "stage_next", "catch_up", "announce"])
+@pytest.mark.parametrize("moment", ["applied", "noted"])
+def test_what_stops_between_the_two_notes_of_an_apply_is_gone_over(
+    remote: Remote, monkeypatch: pytest.MonkeyPatch, call: str, moment: str
+) -> None:
+    target, module = remote.publish(), remote.module(1)
+
+    def stop_after(do: Any) -> Any:
+        def stopped(*args: Any) -> None:
+            do(*args)
+            raise KeyboardInterrupt
+
+        return stopped
+
+    with Member(Receiver(module, checkpoint=remote.versions[0]), remote.url, version=1, name="one") as member:
+        member.stage_next()
+        with monkeypatch.context() as patched:
+            if moment == "applied":
+                patched.setattr(Receiver, "apply", stop_after(Receiver.apply))
+            else:
+                patched.setattr(Member, "_note", stop_after(Member._note))
+            with pytest.raises(KeyboardInterrupt):
+                member.apply()
+        assert (member.version, member.staged_version, member.is_all_said) == (2, None, False)
+        assert getattr(member, call)() == {"apply": 2, "catch_up": ()}.get(call)
+        assert (member.version, member.is_all_said) == (2, True)
+        assert remote.said() == ["one.applied", "one.staged"] and held(module) == held(loaded(Engine, target))
+
+
+def test_the_whole_way_is_looked_at(remote: Remote) -> None:
+    for _ in range(3):
+        remote.publish()
+    remote.publish(prepare=True)
+    with Member(Receiver(remote.module(1)), remote.url, version=1) as member:
+        with pytest.raises(UsageError, match="no version is staged"):
+            member.check_way(2)
+        member.stage_next()
+        for version in (0, 1, 2, 3, 4):
+            member.check_way(version)
+        with pytest.raises(ConflictError, match="@5: is not committed"):
+            member.check_way(5)
+        (payload,) = Path(remote.url).glob("versions/0000000004-*/payloads/*")
+        kept = payload.read_bytes()
+        payload.write_bytes(kept[:-1])
+        with pytest.raises(DamagedError, match=r"bytes, .* expected"):
+            member.check_way(4)
+        payload.unlink()
+        with pytest.raises(NotFoundError, match="is there no more"):
+            member.check_way(4)
+        (manifest,) = Path(remote.url).glob("versions/0000000003-*/manifest*")
+        manifest.unlink()
+        with pytest.raises(NotFoundError, match="@3: its delta is there no more"):
+            member.check_way(4)
+        member.check_way(2)
+
+
+def test_a_break_on_the_way_is_told_of(remote: Remote) -> None:
+    remote.publish()
+    remote.publish(no_delta=True)
+    with Member(Receiver(remote.module(1)), remote.url, version=1) as member:
+        member.stage_next()
+        with pytest.raises(UnsupportedError, match="@3: has only an anchor"):
+            member.check_way(3)
+
+
+def test_other_tensors_on_the_way_are_told_of(remote: Remote) -> None:
+    remote.publish()
+    forms = {**FORMS, "more.weight": ("F32", (3,))}
+    path = write(remote.root / "v3", forms, new_bits(forms))
+    push(path, remote.url, baseline=remote.root / "baseline", encodings=remote.encodings, jobs=1)
+    with Member(Receiver(remote.module(1)), remote.url, version=1) as member:
+        member.stage_next()
+        with pytest.raises(UnsupportedError, match=r"@3: has other tensors than the module: more\.weight"):
+            member.check_way(3)
+
+
 def test_what_is_signed_and_what_is_not(remote: Remote, keys: tuple[Path, Path]) -> None:
     private = keys[0]
     public = Path(f"{private}.pub")
@@ -310,12 +464,18 @@ def test_ranks_that_hold_slices_switch_together_by_what_a_pull_decodes(host: Hos
     assert host.said() == ["host.applied", "host.staged", *ranks]
     # And then it need not be prepared.
     host.publish()
+    host.pull()
+    members[0].stage_next()
+    with pytest.raises(ConflictError, match="@4: is not committed"):
+        members[0].check_way(4)
     target = host.publish()
-    assert [member.catch_up() for member in members] == [(), ()] and members[0].awaited_version == 3
+    with pytest.raises(ConflictError, match=r"@4: what it changes is not in .*changes yet"):
+        members[0].check_way(4)
+    assert [member.catch_up() for member in members] == [(3,), (3,)] and members[0].awaited_version == 4
     host.pull()
     for member, module, make in zip(members, modules, RANKS, strict=True):
         with member:
-            assert member.catch_up() == (3, 4) and member.awaited_version is None
+            assert member.catch_up() == (4,) and member.awaited_version is None
             assert held(module) == held(loaded(make, target))
 
 

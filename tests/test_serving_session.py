@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from threading import Barrier, Thread
+from threading import Event
 from typing import Any
 
 import pytest
 import torch
 
 from dcr_cli import commit, pull
-from dcr_cli.errors import ConflictError, HookError, NotFoundError, UnsupportedError, UsageError, WrongBaseError
-from dcr_cli.live import Member, Receiver
+from dcr_cli.errors import (
+    ConflictError,
+    DcrError,
+    HookError,
+    IncompleteError,
+    NotFoundError,
+    TransportError,
+    UnsupportedError,
+    UsageError,
+    WrongBaseError,
+)
+from dcr_cli.live import Member
+from dcr_cli.live.bits import HostPatch
 from dcr_cli.serving.outside import check_nothing_outside
-from dcr_cli.serving.session import Rank, Session, Settings
+from dcr_cli.serving.session import Rank, Session, Settings, begin as begin_session
 from live_modules import Engine, addresses, held, loaded
 from live_remotes import TrainedRemote
 
@@ -37,8 +51,8 @@ def remote(tmp_path: Path) -> Remote:
     return Remote(tmp_path)
 
 
-def alone(number: int = 0, agree: Callable[[bool], bool] = bool) -> Rank:
-    return Rank(number, f"model, rank {number}", agree)
+def alone() -> Rank:
+    return Rank(0, "model, rank 0")
 
 
 def begin(remote: Remote, **options: Any) -> tuple[Any, Session]:
@@ -77,7 +91,7 @@ def test_what_is_prepared_is_staged_and_said_and_written_when_it_is_committed(re
     old = held(module)
     target = remote.publish(prepare=True)
     session.update(2)
-    with pytest.raises(ConflictError, match="version 2 is prepared, not committed"):
+    with pytest.raises(ConflictError, match="is prepared, not committed"):
         session.finish()
     assert held(module) == old and not session.is_partial
     assert len(remote.said()) == 2
@@ -92,15 +106,196 @@ def test_what_is_not_there_is_not_written(remote: Remote) -> None:
     module, session = begin(remote)
     old = held(module)
     session.update(2)
-    with pytest.raises(ConflictError, match="version 2 is not staged"):
+    with pytest.raises(ConflictError, match="version 2 is not there; the module is at version 1"):
         session.finish()
-    remote.publish()
+    target = remote.publish()
+    remote.publish(prepare=True)
     session.update(3)
-    with pytest.raises(ConflictError, match="version 3 is not there"):
+    # All of the way is looked at before anything is written.
+    with pytest.raises(ConflictError, match="@3: is not committed; the module is at version 1"):
         session.finish()
-    # It has come as far as there are versions, and says so.
-    assert session.version == 2 and held(module) == held(loaded(Engine, remote.versions[1])) != old
+    assert session.version == 1 and held(module) == old
+    session.update(2)
+    assert session.finish() == 2 and held(module) == held(loaded(Engine, target))
     session.close()
+
+
+def test_where_several_versions_were_stopped_is_said(remote: Remote, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, session = begin(remote, name="server")
+    checkpoints = [remote.publish() for _ in range(3)]
+    session.update(4)
+    stage = Member.stage_next
+
+    def fail(member: Member) -> Any:
+        if member.version == 3:
+            raise TransportError("remote", "did not answer")
+        return stage(member)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Member, "stage_next", fail)
+        with pytest.raises(TransportError, match="remote: did not answer; the module is at version 3"):
+            session.finish()
+    assert session.version == 3 and held(module) == held(loaded(Engine, checkpoints[1]))
+    assert session.finish() == 4 and held(module) == held(loaded(Engine, checkpoints[2]))
+    session.close()
+
+
+@pytest.mark.parametrize("again", ["finish", "update"])
+def test_what_could_not_be_said_is_said_when_it_is_finished_again(
+    remote: Remote, monkeypatch: pytest.MonkeyPatch, again: str
+) -> None:
+    _, session = begin(remote, name="server")
+    remote.publish()
+    session.update(2)
+    session.rest()
+
+    def refuse(*args: object) -> None:
+        raise TransportError("acks", "did not answer")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("dcr_cli.live.member.say", refuse)
+        with pytest.raises(TransportError, match="did not answer; the module is at version 2"):
+            session.finish()
+        # As long as it cannot be said, that is told.
+        with pytest.raises(TransportError):
+            session.finish()
+    assert session.version == 2 and not any("0002" in each and "applied" in each for each in remote.said())
+    if again == "update":
+        session.update(2)
+        session.rest()
+    else:
+        assert session.finish() == 2
+    assert len([each for each in remote.said() if "0002" in each]) == 2
+    session.close()
+
+
+def test_a_word_that_failed_while_it_was_staged_does_not_fail_it(
+    remote: Remote, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, session = begin(remote, name="server")
+    remote.publish()
+
+    def refuse(*args: object) -> None:
+        raise TransportError("acks", "did not answer")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("dcr_cli.live.member.say", refuse)
+        session.update(2)
+        session._ahead._thread.join()  # type: ignore[union-attr]
+    assert session.finish() == 2 and len(remote.said()) == 3
+    session.close()
+
+
+def test_after_an_update_that_was_not_taken_nothing_is_finished(remote: Remote) -> None:
+    module, session = begin(remote)
+    target = remote.publish()
+    for wrong in (0, "2", True, 2.0, None):
+        with pytest.raises(UsageError):
+            session.update(wrong)  # type: ignore[arg-type]
+        with pytest.raises(UsageError, match="the update that was asked for last was not taken: version: has to be"):
+            session.finish()
+    session.update(2)
+    assert session.finish() == 2 and held(module) == held(loaded(Engine, target))
+    with pytest.raises(UsageError, match="lies before it"):
+        session.update(1)
+    with pytest.raises(UsageError, match=r"was not taken.*lies before it; the module is at version 2"):
+        session.finish()
+    session.close()
+
+
+def test_a_mixture_is_finished_and_nothing_else_is_done(remote: Remote, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, session = begin(remote)
+    target = remote.publish()
+    session.update(2)
+    write, count = HostPatch.write, []
+
+    def stop(patch: HostPatch) -> None:
+        count.append(patch)
+        if len(count) == 2:
+            raise MemoryError
+        write(patch)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(HostPatch, "write", stop)
+        with pytest.raises(HookError, match="MemoryError: ; the module is at a mixture of versions 1 and 2") as told:
+            session.finish()
+    assert "finish it again" in str(told.value.hint)
+    remote.publish()
+    for version in (1, 3):
+        with pytest.raises(IncompleteError, match="bringing it to version 2 was stopped") as refused:
+            session.update(version)
+        assert "finish it again" in str(refused.value.hint)
+    with pytest.raises(IncompleteError, match="an update was stopped"):
+        begin_session(alone(), session, dict, lambda settings: session)
+    # Who makes the whole update again is let, and it is what is finished.
+    session.update(2)
+    assert session.finish() == 2 and held(module) == held(loaded(Engine, target)) and not session.is_partial
+    session.update(3)
+    assert session.finish() == 3
+    session.close()
+
+
+def test_update_returns_at_once_however_often(remote: Remote, monkeypatch: pytest.MonkeyPatch) -> None:
+    go, begun, stage = Event(), Event(), Member.stage_next
+    _, session = begin(remote)
+
+    def wait(member: Member) -> Any:
+        begun.set()
+        assert go.wait(60)
+        return stage(member)
+
+    monkeypatch.setattr(Member, "stage_next", wait)
+    session.update(2)
+    assert begun.wait(60)
+    target = remote.publish()
+    session.update(3)
+    session.update(2)
+    go.set()
+    # And it was looked for again after the last one.
+    assert session.finish() == 2 and held(session._receiver._module) == held(loaded(Engine, target))
+    thread = session._ahead._thread
+    assert thread is not None and thread.daemon
+    session.close()
+
+
+def test_a_process_that_waits_for_a_pull_can_end(tmp_path: Path) -> None:
+    host = Host(tmp_path)
+    host.publish()
+    code = f"""
+from pathlib import Path
+from live_modules import Engine, loaded
+from dcr_cli.serving.session import Rank, Session, Settings
+
+module = loaded(Engine, Path({str(host.versions[0])!r}))
+settings = Settings(remote={host.url!r}, version=1, checkpoint={str(host.versions[0])!r}, changes={str(host.changes)!r})
+Session(module, module.load_weights, settings, Rank(0, "")).update(2)
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=60)
+
+
+def test_a_session_that_cannot_be_made_leaves_the_one_before(remote: Remote) -> None:
+    module, old = begin(remote)
+    target = remote.publish()
+    old.update(2)
+
+    def make(settings: Settings) -> Session:
+        return Session(module, module.load_weights, settings, alone())
+
+    good = {"remote": remote.url, "version": 1, "checkpoint": str(remote.versions[0]), "jobs": 1}
+    for wrong, told in (
+        ({**good, "version": 9}, "there is no version 9"),
+        ({**good, "version": "1"}, "version: has to be a number from 1 on, not one of type str"),
+        ({**good, "wide": 1}, "has wide, unknown"),
+        ({**good, "version": 2}, "which is not version 2"),
+    ):
+        with pytest.raises(DcrError, match=told):
+            begin_session(alone(), old, partial(dict, wrong), make)
+    assert old.finish() == 2 and held(module) == held(loaded(Engine, target))
+    # One that is made goes on from where the module is, and the one before is closed.
+    new = begin_session(alone(), old, lambda: {**good, "version": 2, "checkpoint": str(target)}, make)
+    assert new.version == 2 and new is not old
+    new.close()
 
 
 def test_what_staging_raised_is_raised_when_it_is_finished(remote: Remote) -> None:
@@ -118,73 +313,6 @@ def test_what_staging_raised_is_raised_when_it_is_finished(remote: Remote) -> No
     session.update(2)
     assert session.finish() == 2
     session.close()
-
-
-def test_ranks_write_all_or_none(remote: Remote, monkeypatch: pytest.MonkeyPatch) -> None:
-    target = remote.publish()
-    barrier, flags = Barrier(2, timeout=60), [True, True]
-    makers = [partial(Engine, rank, 2) for rank in range(2)]
-    modules = [loaded(make, remote.versions[0]) for make in makers]
-
-    def agree_as(number: int) -> Callable[[bool], bool]:
-        def agree(is_right: bool) -> bool:
-            flags[number] = is_right
-            barrier.wait()
-            found = all(flags)
-            barrier.wait()
-            return found
-
-        return agree
-
-    sessions = [
-        Session(module, module.load_weights, remote.settings(), alone(number, agree_as(number)))
-        for number, module in enumerate(modules)
-    ]
-
-    def together() -> list[Any]:
-        found: list[Any] = [None, None]
-
-        def finish(number: int) -> None:
-            try:
-                found[number] = sessions[number].finish()
-            except Exception as error:
-                found[number] = error
-
-        threads = [Thread(target=finish, args=(number,)) for number in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return found
-
-    old = [held(module) for module in modules]
-    # One of them was told nothing of the version.
-    sessions[0].update(2)
-    sessions[1]._wanted = 2
-    first, second = together()
-    assert isinstance(first, ConflictError) and "another rank is not ready" in str(first)
-    assert isinstance(second, ConflictError) and "is not staged" in str(second)
-    assert [held(module) for module in modules] == old
-    # One of them stops half-way.
-    for session in sessions:
-        session.update(2)
-    apply = Receiver.apply
-
-    def fail(receiver: Receiver) -> Any:
-        if receiver is sessions[1]._receiver:
-            receiver._is_partial = True
-            raise HookError("module", "has failed")
-        return apply(receiver)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Receiver, "apply", fail)
-        first, second = together()
-    assert isinstance(first, HookError) and "another rank has failed" in str(first)
-    assert isinstance(second, HookError) and sessions[1].is_partial and sessions[1].version == 1
-    assert together() == [2, 2]
-    assert [held(module) for module in modules] == [held(loaded(make, target)) for make in makers]
-    for session in sessions:
-        session.close()
 
 
 def test_what_was_learnt_is_kept_by_its_key(remote: Remote, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,16 +417,15 @@ def test_what_a_pull_decodes_is_staged_as_soon_as_it_is_there(tmp_path: Path) ->
     commit(host.url, quorum=1)
     assert session.finish() == 2
     assert held(module) == held(loaded(partial(Engine, 0, 2), target))
-    # Some at a time: as far as the pull has come.
+    # Nothing is written before the pull has come all of the way.
     host.publish()
     host.pull()
     target = host.publish()
     session.update(4)
     wait_for(lambda: session._member.staged_version)
-    with pytest.raises(ConflictError, match="what version 4 changes is not in"):
+    with pytest.raises(ConflictError, match="@4: what it changes is not in"):
         session.finish()
-    assert session.version == 3
-    session.update(4)
+    assert session.version == 2
     host.pull()
     assert session.finish() == 4 and held(module) == held(loaded(partial(Engine, 0, 2), target))
     # Nobody who closes it waits for a pull that never comes.

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import gc
 import importlib
+import weakref
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +14,8 @@ import pytest
 import torch
 
 from dcr_cli import pull, push
-from dcr_cli.errors import ConflictError, UsageError
+from dcr_cli.errors import ConflictError, NotFoundError, UsageError
+from dcr_cli.serving.settings import Settings
 from dcr_cli.serving.sglang import load, message
 from live_modules import FORMS, Engine, addresses, held, loaded, new_bits, train, write
 
@@ -40,7 +45,8 @@ def versions(tmp_path: Path) -> list[Path]:
 
 def begin(versions: list[Path], **options: Any) -> list[tuple[str, Any]]:
     remote = str(versions[0].parent / "remote")
-    return message("init", remote=remote, version=1, checkpoint=str(versions[0]), jobs=1, **options)
+    given = {"remote": remote, "version": 1, "checkpoint": str(versions[0]), "jobs": 1, **options}
+    return message("init", **given)
 
 
 def test_a_model_takes_versions(versions: list[Path]) -> None:
@@ -83,9 +89,64 @@ def test_each_model_has_a_session_of_its_own(versions: list[Path]) -> None:
     # Begun anew, it has to be at the version that it is said to be at.
     load(other, begin(versions))
     load(other, message("update", version=4))
-    with pytest.raises(ConflictError, match="version 4 is not there"):
+    with pytest.raises(ConflictError, match="@4: is not committed"):
         load(other, message("finish"))
+    assert held(other) == held(loaded(Engine, versions[0]))
+    load(other, message("update", version=3))
+    load(other, message("finish"))
     assert held(other) == held(loaded(Engine, versions[2]))
+
+
+def test_a_model_goes_with_its_session(versions: list[Path]) -> None:
+    model = loaded(Engine, versions[0])
+    load(model, begin(versions))
+    load(model, message("update", version=2))
+    other = copy.deepcopy(model)
+    with pytest.raises(UsageError, match="is no receiver yet"):
+        load(other, message("finish"))
+    load(model, message("finish"))
+    model = weakref.ref(model)
+    gc.collect()
+    assert model() is None
+
+
+def test_an_init_that_is_refused_leaves_what_was_begun(versions: list[Path]) -> None:
+    model = loaded(Engine, versions[0])
+    load(model, begin(versions))
+    load(model, message("update", version=2))
+    with pytest.raises(NotFoundError, match="there is no version 9"):
+        load(model, message("init", remote=str(versions[0].parent / "remote"), version=9, checkpoint=str(versions[0])))
+    load(model, message("finish"))
+    assert held(model) == held(loaded(Engine, versions[1]))
+
+
+WRONG: dict[str, tuple[Any, ...]] = {
+    "remote": (5, None, ["a"]),
+    "version": ("1", 1.0, True, None, 0, -1, 10**12),
+    "checkpoint": (5, ["a"]),
+    "name": (7, "", "a/b", "n" * 101),
+    "layouts": (5,),
+    "changes": ({},),
+    "key": (5, None),
+    "may_lack": ("layers.1.*", 5, [5], None),
+    "trusted_keys": ("x", [5]),
+    "receiver_key": (5,),
+    "storage_options": ([1], "x"),
+    "jobs": ("x", 0, -3, 10**9, True, 1.5),
+}
+
+
+def test_what_is_of_another_type_is_refused_by_its_name(versions: list[Path]) -> None:
+    model = loaded(Engine, versions[0])
+    assert set(WRONG) == {each.name for each in fields(Settings)}
+    for name, values in WRONG.items():
+        for value in values:
+            with pytest.raises(UsageError, match=f"^{name}: has to be ") as told:
+                load(model, begin(versions, **{"key": "k", name: value}))
+            assert "secret" not in str(told.value)
+    with pytest.raises(UsageError, match=r"^layouts: .* is no folder"):
+        load(model, begin(versions, key="k", layouts="/no/such/folder"))
+    assert "secret" not in repr(Settings(remote="r", version=1, storage_options={"token": "secret"}))
 
 
 def test_what_is_no_message_is_refused(versions: list[Path]) -> None:
@@ -93,7 +154,8 @@ def test_what_is_no_message_is_refused(versions: list[Path]) -> None:
     old = held(model)
     weights = [("embed.weight", torch.zeros(2, 2))]
     text = [("dcr", torch.frombuffer(bytearray(b"[]"), dtype=torch.uint8))]
-    for wrong in (weights, [], text, message("leave")):
+    torn = [("dcr", torch.frombuffer(bytearray(b'{"call": '), dtype=torch.uint8))]
+    for wrong in (weights, [], text, torn, message("leave")):
         with pytest.raises(UsageError, match="message"):
             load(model, wrong)
     for call in (message("update", version=2), message("finish")):
@@ -101,13 +163,17 @@ def test_what_is_no_message_is_refused(versions: list[Path]) -> None:
             load(model, call)
     with pytest.raises(UsageError, match="has wide, unknown"):
         load(model, begin(versions, wide=1))
-    with pytest.raises(UsageError, match="has a remote and a version"):
+    with pytest.raises(UsageError, match="init: lacks remote"):
         load(model, message("init", version=1))
     with pytest.raises(UsageError, match="layouts without a key"):
         load(model, begin(versions, layouts=str(versions[0].parent)))
     load(model, begin(versions))
-    for info in ({"version": "2"}, {}, {"version": 2, "more": 1}):
-        with pytest.raises(UsageError, match="has a version, a number"):
+    for info, told in (
+        ({"version": "2"}, "version: has to be a number"),
+        ({}, "update: lacks version"),
+        ({"version": 2, "more": 1}, "update: has more, unknown"),
+    ):
+        with pytest.raises(UsageError, match=told):
             load(model, message("update", **info))
     with pytest.raises(UsageError, match="has no members"):
         load(model, message("finish", version=2))

@@ -3,7 +3,8 @@ so, waits for the commit, applies, and says that.
 
 What dies between staged and applied leaves nothing behind that would have to be repaired: the next engine loads its
 checkpoint, which is at some version, and its member goes from there, version by version, to the newest one. What the
-dead one said by the same name, the new one would say again. How staging and applying are done is receiver.py's matter.
+dead one said by the same name, the new one would say again. How staging and applying are done is receiver.py's matter,
+what several versions ahead have to be is way.py's.
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ from dcr_cli.fetch.words import Speaker, Word, say
 from dcr_cli.live.offer import Offer, fetch_offer, find_offer
 from dcr_cli.live.ready import Staged
 from dcr_cli.live.receiver import Receiver
+from dcr_cli.live.way import TO_COMMIT, Way, check_following
 from dcr_cli.remote.hint import GIVEN_UP, PREPARED, read_hint
 from dcr_cli.remote.keys import APPLIED, STAGED, check_receiver
 from dcr_cli.remote.log import Known
 from dcr_cli.remote.signing import load_signing_key, trust_in
-from dcr_cli.remote.version import Published, check_follows
+from dcr_cli.remote.version import Published, check_follows, is_next
 from dcr_cli.stopping import pause
 from dcr_cli.store.opening import open_store
 from dcr_cli.work import threads
@@ -49,7 +51,8 @@ class Member:
 
     With a `name` it says what it has staged and applied, signed with `receiver_key`; then the receiver has to know what
     its module is at (`Receiver.content`). Each rank has a name of its own; a quorum counts names, those of ranks and
-    those of pulls alike. A context manager, for one thread at a time. Whatever it raises, it may be called again.
+    those of pulls alike. A context manager, for one thread at a time. Whatever it raises, it may be called again: what
+    was done and could not be said is said first by whichever call comes next.
 
     `changes` is the folder in which a pull of the same remote on this host leaves what versions change, decoded (FORMAT
     12.1), what is prepared too: from there it takes them, and of the remote only its commits, so that `context` serves.
@@ -105,12 +108,17 @@ class Member:
     @property
     def version(self) -> int:
         """The version that the module is at, or, while an apply is to be finished, the one that it was at."""
-        return self._own.version.number
+        return (self._unnoted or self._own).version.number
 
     @property
     def staged_version(self) -> int | None:
-        """The version that is staged."""
-        return self._staged.version.number if self._staged is not None else None
+        """The version that is staged, or that an apply is to bring the module to that is to be finished."""
+        return self._staged.version.number if self._staged is not None and self._unnoted is None else None
+
+    @property
+    def is_all_said(self) -> bool:
+        """Whether everything was said that is to be said of what was done."""
+        return not self._unsaid and self._unnoted is None
 
     @property
     def awaited_version(self) -> int | None:
@@ -123,12 +131,24 @@ class Member:
 
         WrongBaseError if it is not that version's state, UsageError if the receiver has no checkpoint to show it.
         """
+        self.speak()
         self._receiver.learn()
         self._check_state()
         if self._receiver.content is None:
             raise self._not_shown()
-        self._unsaid.append((self._own, APPLIED))
-        self._speak()
+        self._note(self._own, APPLIED)
+        self.speak()
+
+    def speak(self) -> None:
+        """Say what was done and could not be said. TransportError or ConflictError if it still cannot."""
+        self._settle()
+        while self._unsaid:
+            if self._speaker is not None:
+                published, stage = self._unsaid[0]
+                version = published.version
+                word = Word(version.history, version.place, version.target, stage)
+                say(self._source.store, self._speaker, word, time.time())
+            self._unsaid.pop(0)
 
     def stage_next(self) -> Staged | None:
         """Stage the version after the module's own, be it committed or prepared, and say that it is staged; None if
@@ -140,7 +160,7 @@ class Member:
         With `changes`, NotFoundError if what the version changes is there no more, WrongBaseError if that folder is of
         another history.
         """
-        self._speak()
+        self.speak()
         self._awaited = None
         if self._staged is not None:
             if self.fate() is not Fate.GIVEN_UP:
@@ -158,10 +178,26 @@ class Member:
         if self._speaker is not None and self._receiver.content is None:
             self._receiver.give_up()
             raise self._not_shown()
+        self._note(published, STAGED)
         self._staged = published
-        self._unsaid.append((published, STAGED))
-        self._speak()
+        self.speak()
         return staged
+
+    def check_way(self, version: int) -> None:
+        """See that every version after the module's own up to `version` can be applied, the first of which is staged:
+        before one of several is.
+
+        ConflictError if one is not committed, or not in `changes` yet; UsageError if the first one is not staged; what
+        `way.check_following` raises.
+        """
+        self._settle()
+        if version <= self.version:
+            return
+        staged = self._require_staged()
+        self._check_committed(staged)
+        ready = self._receiver.staged
+        if ready is not None and version > staged.version.number:
+            check_following(Way(self._source, self._changes, self._jobs, ready.shares), staged, version)
 
     def fate(self) -> Fate:
         """What has become of the version that is staged. UsageError if none is."""
@@ -185,21 +221,25 @@ class Member:
         return fate
 
     def apply(self) -> int:
-        """Apply the version that is staged and committed, and say that it is applied: its number.
+        """Apply the version that is staged and committed, and say that it is applied: its number. If none is staged, as
+        one was applied and that could not be said, say it.
 
-        The module must not serve meanwhile. ConflictError if it is not committed; then nothing was changed. What
+        The module must not serve meanwhile. ConflictError if it is not committed, TransportError or ConflictError if
+        something of before cannot be said; then nothing was changed, and `version` is what it was. What
         `Receiver.apply` raises leaves it to the next call to finish it, and nothing is said.
         """
-        staged = self._require_staged()
-        if not self._receiver.is_partial and (fate := self.fate()) is not Fate.COMMITTED:
-            what = f"version {staged.version.number} of {self._source.shown}"
-            raise ConflictError(what, f"is {fate.value}, not committed", hint="dcr commit makes it a version")
+        is_all_said = self.is_all_said
+        self._settle()
+        if not self._receiver.is_partial:
+            # A mixture must not last because a remote does not answer.
+            self.speak()
+            if self._staged is None and not is_all_said:
+                return self.version
+            self._check_committed(self._require_staged())
+        self._require_staged()
         self._receiver.apply()
-        self._own, self._staged = staged, None
-        # That it is staged need not be said any more.
-        self._unsaid = [(staged, APPLIED)]
-        self._speak()
-        return staged.version.number
+        self.speak()
+        return self.version
 
     def catch_up(self) -> tuple[int, ...]:
         """Apply every committed version after the module's own, with `changes` as far as the pull has come, one after
@@ -209,9 +249,10 @@ class Member:
         """
         applied: list[int] = []
         while True:
-            self.stage_next()
-            if self._staged is None or self.fate() is not Fate.COMMITTED:
-                return tuple(applied)
+            if not self._receiver.is_partial:
+                self.stage_next()
+                if self._staged is None or self.fate() is not Fate.COMMITTED:
+                    return tuple(applied)
             applied.append(self.apply())
 
     def _next(self) -> Published | None:
@@ -244,12 +285,25 @@ class Member:
         facts = "nothing shows that the module is at this version"
         return UsageError(f"version {self.version}", facts, hint="Receiver(..., checkpoint=FOLDER) compares them")
 
-    def _speak(self) -> None:
-        """Say what has not been said."""
-        while self._unsaid:
-            if self._speaker is not None:
-                published, stage = self._unsaid[0]
-                version = published.version
-                word = Word(version.history, version.place, version.target, stage)
-                say(self._source.store, self._speaker, word, time.time())
-            self._unsaid.pop(0)
+    def _check_committed(self, staged: Published) -> None:
+        if (fate := self.fate()) is not Fate.COMMITTED:
+            what = f"version {staged.version.number} of {self._source.shown}"
+            raise ConflictError(what, f"is {fate.value}, not committed", hint=TO_COMMIT)
+
+    @property
+    def _unnoted(self) -> Published | None:
+        """The version that the receiver has come to and that was not noted here, as a stop came between."""
+        published = self._receiver.published
+        return published if published is not None and is_next(self._own, published.version) else None
+
+    def _settle(self) -> None:
+        """Note what was applied."""
+        if (applied := self._unnoted) is not None:
+            # In this order: whatever stops it, the next call does it again.
+            self._note(applied, APPLIED)
+            self._staged, self._own = None, applied
+
+    def _note(self, published: Published, stage: str) -> None:
+        """Note what is to be said. Of what is applied, that it is staged need not be said any more."""
+        others = [each for each in self._unsaid if each[0] != published]
+        self._unsaid = [*others, (published, stage)]

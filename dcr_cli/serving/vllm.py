@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,23 +25,32 @@ from vllm.distributed.weight_transfer.base import WeightTransferEngine
 
 from dcr_cli.checkpoint.digest import object_digest
 from dcr_cli.errors import UsageError
-from dcr_cli.serving.session import Rank, Session, Settings
+from dcr_cli.serving.agreeing import Answer, Answers, Rank, refuse
+from dcr_cli.serving.session import Session, Settings, begin
 
 # A model's own name and the program that wrote its configuration say nothing of where tensors lie.
 _NO_MATTER = ("_name_or_path", "transformers_version")
 
 
 @dataclass(frozen=True, slots=True)
-class Update:
-    """The version that the model is to come to."""
+class Init:
+    """The members of a request, which are read where all workers hear of it if one of them is wrong."""
 
-    version: int
+    members: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """The same, of one that asks for a version."""
+
+    members: Mapping[str, Any]
 
 
 class DcrWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]
-    """A worker's model as a live receiver."""
+    """A worker's model as a live receiver. Each call is made on all workers at the same time, and done by all or by
+    none."""
 
-    init_info_cls = Settings
+    init_info_cls = Init
     update_info_cls = Update
     supports_draft_weight_update = False
     # Nothing is written before `finish_weight_update`.
@@ -50,40 +60,43 @@ class DcrWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]
         super().__init__(config, vllm_config, device, model)
         self._session: Session | None = None
 
-    def init_transfer_engine(self, init_info: Settings) -> None:
-        """Learn where the model holds what, and see that it is the version's. UsageError while an update is to be
-        finished."""
-        if self._session is not None and self._session.is_partial:
-            raise UsageError("dcr", "holds a mixture: an update was stopped", hint="call finish_weight_update again")
-        self.shutdown()
-        settings, parallel = init_info, self.parallel_config
-        if settings.checkpoint is None and os.path.isdir(self.model_config.model):
-            settings = replace(settings, checkpoint=self.model_config.model)
-        if parallel.pipeline_parallel_size > 1 and not settings.may_lack:
-            # Most layers are other ranks'.
-            settings = replace(settings, may_lack=("*",))
-        torch.accelerator.synchronize()
-        number = parallel.data_parallel_index * parallel.world_size + parallel.rank
-        rank = Rank(number, _key(self.model_config, parallel), _agree)
-        self._session = Session(self.model, self.model.load_weights, settings, rank)
+    def parse_init_info(self, init_dict: dict[str, Any]) -> Init:
+        return Init(init_dict)
+
+    def parse_update_info(self, update_dict: dict[str, Any]) -> Update:
+        return Update(update_dict)
+
+    def init_transfer_engine(self, init_info: Init) -> None:
+        """Learn where the model holds what, and see that it is the version's. What was begun before goes on if that
+        cannot be done; IncompleteError while an update is to be finished."""
+        rank = self._rank()
+
+        def make(settings: Settings) -> Session:
+            if settings.checkpoint is None and os.path.isdir(self.model_config.model):
+                settings = replace(settings, checkpoint=self.model_config.model)
+            if self.parallel_config.pipeline_parallel_size > 1 and not settings.may_lack:
+                # Most layers are other ranks'.
+                settings = replace(settings, may_lack=("*",))
+            placed = replace(rank, key=_key(self.model_config, self.parallel_config))
+            return Session(self.model, self.model.load_weights, settings, placed)
+
+        self._session = begin(rank, self._session, lambda: init_info.members, make)
 
     def start_weight_update(self) -> None:
-        """See that the model is a receiver of something."""
-        self._require()
+        """See that the model is a receiver of something: all workers' are, or none's."""
+        if self._session is None:
+            raise self._no_receiver()
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         """Begin to stage a version."""
         self.receive_weights(self.parse_update_info(update_info))
 
     def receive_weights(self, update_info: Update) -> None:
-        self._require().update(update_info.version)
+        self._require("update").update_as(update_info.members)
 
     def drain_pending(self) -> None:
         """Bring the model to the version that was staged: on all workers, or on none."""
-        session = self._require()
-        torch.accelerator.synchronize()
-        session.finish()
-        torch.accelerator.synchronize()
+        self._require("finish").finish()
 
     def finish_weight_update(self) -> None:
         self.drain_pending()
@@ -93,10 +106,18 @@ class DcrWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]
             self._session.close()
             self._session = None
 
-    def _require(self) -> Session:
+    def _require(self, call: str) -> Session:
         if self._session is None:
-            raise UsageError("dcr", "is no receiver yet", hint="call init_weight_transfer_engine first")
+            refuse(self._rank(), call, self._no_receiver())
         return self._session
+
+    def _no_receiver(self) -> UsageError:
+        return UsageError("dcr", "is no receiver yet", hint="call init_weight_transfer_engine first")
+
+    def _rank(self) -> Rank:
+        parallel = self.parallel_config
+        number = parallel.data_parallel_index * parallel.world_size + parallel.rank
+        return Rank(number, "", _hear, torch.accelerator.synchronize)
 
 
 def _key(model: Any, parallel: Any) -> str:
@@ -110,11 +131,12 @@ def _key(model: Any, parallel: Any) -> str:
     )
 
 
-def _agree(is_right: bool) -> bool:
-    """Whether it is on all workers of this model: over one axis of ranks after the other."""
+def _hear(answer: Answer) -> Answers:
+    """What all workers of this model say: along one axis of ranks after the other."""
+    heard: list[Answer] = [answer]
     for group in (get_tp_group(), get_pcp_group(), get_pp_group()):
         if group.world_size > 1:
-            flag = torch.tensor([int(is_right)])
-            torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MIN, group.cpu_group)
-            is_right = bool(flag.item())
-    return is_right
+            others: list[Any] = [None] * group.world_size
+            torch.distributed.all_gather_object(others, heard, group.cpu_group)
+            heard = [each for answers in others for each in answers]
+    return sorted(heard, key=lambda each: each.rank)
