@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from dcr_cli.arguments import check_apart
+from dcr_cli.arguments import check_apart, check_version
 from dcr_cli.checkpoint.checkpoint import open_checkpoint
 from dcr_cli.checkpoint.digest import State
 from dcr_cli.checkpoint.patterns import check_recorded_patterns
@@ -60,6 +60,7 @@ def anchor(
     not be the one that the commit binds, NotFoundError, DamagedError, ConflictError (the checkpoint changes meanwhile),
     TransportError.
     """
+    check_version(version)
     check_recorded_patterns(skip)
     check_apart({"checkpoint": checkpoint, "remote": folder_of(remote)})
     key = load_signing_key(sign_key) if sign_key is not None else None

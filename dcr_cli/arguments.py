@@ -1,13 +1,22 @@
-"""What every path that is given has to be, and whether it can lead anywhere. Nothing here opens or makes a file."""
+"""What every path and every version that is given has to be, and whether a path can lead anywhere.
+
+Nothing here opens or makes a file.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
 from dcr_cli.errors import UsageError
+
+# A version has one form alone, so that no two texts that differ mean the same one (FORMAT 13.1).
+_VERSION = re.compile(r"[1-9][0-9]{0,9}")
+# What is no secret, so that it may be repeated.
+_PLAIN = re.compile(r"[A-Za-z0-9+._-]{1,20}")
 
 
 def check_path(path: str | os.PathLike[str], name: str) -> None:
@@ -18,6 +27,21 @@ def check_path(path: str | os.PathLike[str], name: str) -> None:
         is_fine = False
     if not is_fine:
         raise UsageError(name, f"has a character that no path has: {os.fspath(path)!a}")
+
+
+def version_of(text: str, name: str) -> int:
+    """The version that the argument `name` says; UsageError if that is none."""
+    if _VERSION.fullmatch(text) is None:
+        found = repr(text) if _PLAIN.fullmatch(text) is not None else "something else"
+        facts = f"a version is a number from 1 to 9999999999 without zeros before it, found {found}"
+        raise UsageError(name, facts, hint="dcr log REMOTE lists them")
+    return int(text)
+
+
+def check_version(version: int | None) -> None:
+    """Raise UsageError about a version that no history can have."""
+    if version is not None:
+        version_of(str(version), "version")
 
 
 def check_apart(places: Mapping[str, str | os.PathLike[str] | None]) -> None:

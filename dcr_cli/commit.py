@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from dcr_cli.arguments import check_version
 from dcr_cli.delta.line import COMMIT_LIMIT
 from dcr_cli.errors import ConflictError, DamagedError, NotFoundError, UsageError
 from dcr_cli.publisher.committing import Outcome, create_commit
@@ -62,6 +63,7 @@ def commit(
     (the quorum is not reached in time, another version was faster, it was given up, or with `abort` it is decided that
     it is committed), DamagedError (it does not start where the version before ends), TransportError, UsageError.
     """
+    check_version(version)
     wanted = Quorum(quorum, STAGED, timeout_seconds, trust_in(receivers)) if quorum is not None else None
     if receivers and wanted is None:
         facts = "says whose word counts, and nobody is waited for"

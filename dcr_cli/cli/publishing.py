@@ -24,6 +24,7 @@ from dcr_cli.cli.options import (
     command,
     path_of,
     storage_options_of,
+    version_given,
 )
 from dcr_cli.cli.quantities import seconds_of
 from dcr_cli.cli.ranks import rank_of
@@ -208,7 +209,7 @@ def _push_part(
 def commit(
     session: Session,
     remote: Remote,
-    version: Annotated[int | None, typer.Argument(metavar="[N]", help="The version. [default: the prepared one]")] = (
+    version: Annotated[str | None, typer.Argument(metavar="[N]", help="The version. [default: the prepared one]")] = (
         None
     ),
     quorum: Annotated[
@@ -231,7 +232,7 @@ def commit(
 
     result = run(
         remote,
-        version,
+        version_given(version, "version"),
         quorum=quorum,
         timeout_seconds=seconds_of(timeout, "--timeout"),
         receivers=receivers or (),
@@ -248,7 +249,7 @@ def anchor(
     checkpoint: Checkpoint,
     remote: Remote,
     version: Annotated[
-        int | None, typer.Option("--version", metavar="N", help="The version. [default: found by its state]")
+        str | None, typer.Option("--version", metavar="N", help="The version. [default: found by its state]")
     ] = None,
     sign_key: SignKey = None,
     skip: Skip = None,
@@ -263,7 +264,7 @@ def anchor(
         result = run(
             path_of(checkpoint, "CHECKPOINT"),
             remote,
-            version=version,
+            version=version_given(version),
             skip=skip or (),
             storage_options=storage_options_of(storage_option),
             sign_key=path_of(sign_key, "--sign-key") if sign_key is not None else None,
