@@ -130,7 +130,7 @@ def test_prune(remote: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (remote / f"acks/{Place(2, id_of(2))}/rollout-1.applied").exists()
     assert text(capsys, "prune", str(remote)).startswith(f"nothing to prune in {remote}\n")
     assert run(capsys, "prune", str(remote), "--keep", "0")[0] == 2
-    assert run(capsys, "prune", str(remote), "--keep-within", "1")[0] == 2
+    assert run(capsys, "prune", str(remote), "--keep-within", "1x")[0] == 2
     (remote / "prune.json").write_bytes(b"another")
     code, document = run(capsys, "prune", str(remote))
     assert (code, document["error"]["class"], document["error"]["retryable"]) == (6, "ConflictError", True)

@@ -8,9 +8,9 @@ from dcr_cli.errors import UsageError
 
 _LONGEST = 20
 _SIZE = re.compile(r"([0-9]+)(?:\.([0-9]+))?(?:([kmgt])(i?))?b?", re.ASCII | re.IGNORECASE)
-_DURATION = re.compile(r"([0-9]+)(?:\.([0-9]+))?([smhd])", re.ASCII | re.IGNORECASE)
+_DURATION = re.compile(r"([0-9]+)(?:\.([0-9]+))?([smhd]?)", re.ASCII | re.IGNORECASE)
 _POWER = {"k": 1, "m": 2, "g": 3, "t": 4}
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 24 * 3600}
+_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 24 * 3600}
 
 
 def size_of(text: str, name: str) -> int:
@@ -26,11 +26,11 @@ def size_of(text: str, name: str) -> int:
 
 
 def seconds_of(text: str, name: str) -> float:
-    """The number of seconds that the argument `name` says: 15m is 900; a number without a unit says nothing."""
+    """The number of seconds that the argument `name` says: 15m is 900, and so is 900."""
     match = _DURATION.fullmatch(text) if len(text) <= _LONGEST else None
     if match is None:
         facts = f"a duration expected, found {_shown(text)}"
-        raise UsageError(name, facts, hint="a number and s, m, h or d, such as 30s, 15m, 24h or 7d")
+        raise UsageError(name, facts, hint="a number of seconds, or one and s, m, h or d, such as 30s, 15m, 24h or 7d")
     whole, fraction, unit = match.groups(default="")
     return _times(whole, fraction, 1000 * _SECONDS[unit.lower()]) / 1000
 
