@@ -223,6 +223,9 @@ def commit(
         ),
     ] = None,
     abort: Annotated[bool, typer.Option("--abort", help="Give the prepared version up.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", "-n", help="Say what would become of it; wait for nobody, change nothing.")
+    ] = False,
     single_writer: SingleWriter = False,
     storage_option: StorageOption = None,
 ) -> int:
@@ -237,10 +240,11 @@ def commit(
         timeout_seconds=seconds_of(timeout, "--timeout"),
         receivers=receivers or (),
         abort=abort,
+        dry_run=dry_run,
         single_writer=single_writer,
         storage_options=storage_options_of(storage_option),
     )
-    return session.finish(result, lambda: pushes.commit_lines(result))
+    return session.finish(result, lambda: pushes.commit_lines(result, is_abort=abort))
 
 
 @command
@@ -251,6 +255,7 @@ def anchor(
     version: Annotated[
         str | None, typer.Option("--version", metavar="N", help="The version. [default: found by its state]")
     ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Say what would be added; send nothing.")] = False,
     sign_key: SignKey = None,
     skip: Skip = None,
     storage_option: StorageOption = None,
@@ -270,6 +275,7 @@ def anchor(
             sign_key=path_of(sign_key, "--sign-key") if sign_key is not None else None,
             limit_bytes_per_second=bytes_per_second_of(limit_rate),
             jobs=session.jobs,
+            dry_run=dry_run,
             progress=progress,
         )
     session.note_idle(skip, checkpoint)
