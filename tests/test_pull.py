@@ -767,15 +767,18 @@ class TestDamage:
             store.put(key, data)
         assert pull(remote.url, root).version == 2
 
-    def test_a_web_page_in_place_of_a_manifest(self, tmp_path: Path) -> None:
-        """Of the size that is expected."""
+    @pytest.mark.parametrize("is_of_its_size", [False, True])
+    @pytest.mark.parametrize("name", ["manifest", "digests"])
+    def test_a_web_page_in_place_of_a_document(self, tmp_path: Path, name: str, is_of_its_size: bool) -> None:
         remote = history(tmp_path / "remote", 2)
         root = at(remote, 1, tmp_path / "r")
         commit = remote.commit(2).version
         with remote.open() as store:
-            page = b"<!DOCTYPE html><html>log in".ljust(commit.delta.manifest_bytes if commit.delta else 0)
-            store.put(f"versions/{commit.place}/manifest.zst", page)
-        with pytest.raises(DamagedError):
+            key = f"versions/{commit.place}/{name}.zst"
+            status = store.stat(key)
+            assert status is not None
+            store.put(key, b"<!DOCTYPE html><html>log in".ljust(status.size if is_of_its_size else 0))
+        with pytest.raises(DamagedError, match=rf"{name}\.zst: looks like HTML"):
             pull(remote.url, root)
         assert tree(root) == tree(remote.version(1))
 
