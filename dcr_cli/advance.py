@@ -7,13 +7,14 @@ how, that of fetch/.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
 from dcr_cli.errors import DcrError, NotFoundError, WrongBaseError, one_line
 from dcr_cli.fetch.adoption import find_standing
+from dcr_cli.fetch.coming import ComingError
 from dcr_cli.fetch.losses import Losses, RemovedError, SpoiledError
 from dcr_cli.fetch.prepared import find_prepared, stage
 from dcr_cli.fetch.pull_result import PullResult
@@ -26,6 +27,8 @@ from dcr_cli.finishing import check_overtakable
 from dcr_cli.journey import Journey, Trip
 from dcr_cli.receiver.view import has_layout
 from dcr_cli.remote.log import no_versions
+from dcr_cli.store.backend import TransientError
+from dcr_cli.store.retry import Attempts
 from dcr_cli.store.store import Store
 
 # So many ways are begun; somebody who prunes faster than is fetched has to be told to keep more, and who has more than
@@ -38,12 +41,25 @@ def advance(store: Store, path: Path, wish: Wish, trip: Trip | None = None) -> P
 
     With `trip`, what that says was done before is part of what is told.
     What goes while it is fetched, or is damaged, is gone around, from where the receiver is then, to what is the newest
-    then.
+    then. What the newest version lacks is waited for, as long as for a remote that does not answer.
     """
     trip, losses = trip or Trip(store.traffic.received_bytes), Losses()
     with _telling_version(path, trip):
-        result = _advance(store, path, wish, trip, losses)
+        result = _patiently(store, losses, lambda: _advance(store, path, wish, trip, losses))
     return replace(result, damaged=tuple(map(str, losses.spoiled)))
+
+
+def _patiently(store: Store, losses: Losses, work: Callable[[], PullResult]) -> PullResult:
+    """What `work` returns, called again for a while where the newest version is not all there yet."""
+    attempts = Attempts(store.patience)
+    while True:
+        try:
+            return work()
+        except ComingError as error:
+            end = attempts.failed(TransientError(error.facts))
+            if end is not None:
+                raise ComingError(error.what, end.reason) from error
+            losses.look_again()
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from dcr_cli.arguments import check_apart
+from dcr_cli.arguments import check_apart, check_version
 from dcr_cli.checkpoint.checkpoint import open_checkpoint
 from dcr_cli.checkpoint.digest import State
 from dcr_cli.checkpoint.patterns import check_recorded_patterns
@@ -29,7 +29,7 @@ __all__ = ["AnchorResult", "anchor"]
 
 @dataclass(frozen=True, slots=True)
 class AnchorResult:
-    """What was published. `already`: the version had an anchor, all of whose files are there."""
+    """What was published, or would be. `already`: the version had an anchor, all of whose files are there."""
 
     remote: str
     checkpoint: str
@@ -39,6 +39,7 @@ class AnchorResult:
     anchor_bytes: int
     uploaded_bytes: int
     already: bool
+    dry_run: bool = False
 
 
 def anchor(
@@ -51,15 +52,18 @@ def anchor(
     sign_key: str | os.PathLike[str] | None = None,
     limit_bytes_per_second: int | None = None,
     jobs: int | None = None,
+    dry_run: bool = False,
     progress: Progress | None = None,
 ) -> AnchorResult:
     """Publish the files of `checkpoint`, which is at a version of `remote`, as that version's anchor.
 
     Without `version` it is the one of the newest 64 that the checkpoint is at. An anchor that is not whole, or not
-    signed with `sign_key`, is published again. Raises WrongBaseError if the checkpoint is at none, or its anchor would
-    not be the one that the commit binds, NotFoundError, DamagedError, ConflictError (the checkpoint changes meanwhile),
-    TransportError.
+    signed with `sign_key`, is published again. A dry run reads the checkpoint and sends nothing; whether the anchor of
+    a version that has no delta would be the one that its commit binds, only the sending tells. Raises WrongBaseError if
+    the checkpoint is at none, or its anchor would not be the one that the commit binds, NotFoundError, DamagedError,
+    ConflictError (the checkpoint changes meanwhile), TransportError.
     """
+    check_version(version)
     check_recorded_patterns(skip)
     check_apart({"checkpoint": checkpoint, "remote": folder_of(remote)})
     key = load_signing_key(sign_key) if sign_key is not None else None
@@ -76,12 +80,14 @@ def anchor(
         is_there = _is_there(store, found, key)
         size = sum(identity.size for identity in source.identities.values())
         sent = 0
-        if not is_there:
+        if not is_there and not dry_run:
             plan = AnchorPlan(
                 log.history, place, state, parts.document_blake3 if isinstance(parts, AnchorParts) else None
             )
             sent = publish_anchor(store, source, plan, key=key, jobs=threads(jobs), progress=progress).sent_bytes
-        return AnchorResult(store.shown, str(source.root), place.version, place.id, state, size, sent, is_there)
+        return AnchorResult(
+            store.shown, str(source.root), place.version, place.id, state, size, sent, is_there, dry_run
+        )
 
 
 def _version_at(log: Log, state: State, version: int | None) -> Published | None:

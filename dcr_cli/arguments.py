@@ -1,5 +1,7 @@
-"""What every path and every token that is given has to be, and whether a path can lead anywhere. Nothing here opens or
-makes a file."""
+"""What every path, version and token that is given has to be, and whether a path can lead anywhere.
+
+Nothing here opens or makes a file.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +14,10 @@ from pathlib import Path
 from dcr_cli.errors import UsageError
 
 _VISIBLE = re.compile(r"[!-~]+")
+# A version has one form alone, so that no two texts that differ mean the same one (FORMAT 13.1).
+_VERSION = re.compile(r"[1-9][0-9]{0,9}")
+# What is no secret, so that it may be repeated.
+_PLAIN = re.compile(r"[A-Za-z0-9+._-]{1,20}")
 
 
 def check_path(path: str | os.PathLike[str], name: str) -> None:
@@ -36,6 +42,21 @@ def check_token(token: str, name: str) -> None:
     if not is_visible(token):
         facts = "is no token: visible characters of ASCII without blanks are expected"
         raise UsageError(name, facts, hint="a line break at its end is one, too; printf, unlike echo, writes none")
+
+
+def version_of(text: str, name: str) -> int:
+    """The version that the argument `name` says; UsageError if that is none."""
+    if _VERSION.fullmatch(text) is None:
+        found = repr(text) if _PLAIN.fullmatch(text) is not None else "something else"
+        facts = f"a version is a number from 1 to 9999999999 without zeros before it, found {found}"
+        raise UsageError(name, facts, hint="dcr log REMOTE lists them")
+    return int(text)
+
+
+def check_version(version: int | None) -> None:
+    """Raise UsageError about a version that no history can have."""
+    if version is not None:
+        version_of(str(version), "version")
 
 
 def check_apart(places: Mapping[str, str | os.PathLike[str] | None]) -> None:

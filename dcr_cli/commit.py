@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from dcr_cli.arguments import check_version
 from dcr_cli.delta.line import COMMIT_LIMIT
 from dcr_cli.errors import ConflictError, DamagedError, NotFoundError, UsageError
 from dcr_cli.publisher.committing import Outcome, create_commit
@@ -33,7 +34,7 @@ _ANOTHER = "dcr push --prepare prepares another one"
 @dataclass(frozen=True, slots=True)
 class CommitResult:
     """What became of a prepared version. `committed`: it exists; `already`: another one has seen to that. `staged` are
-    the receivers that had staged it, as far as they were counted."""
+    the receivers that had staged it, as far as they were counted. After a dry run it is as it was."""
 
     remote: str
     version: int
@@ -41,6 +42,7 @@ class CommitResult:
     committed: bool
     already: bool
     staged: tuple[str, ...]
+    dry_run: bool = False
 
 
 def commit(
@@ -51,6 +53,7 @@ def commit(
     timeout_seconds: float = 0.0,
     receivers: Sequence[str] = (),
     abort: bool = False,
+    dry_run: bool = False,
     single_writer: bool = False,
     storage_options: Mapping[str, object] | None = None,
 ) -> CommitResult:
@@ -58,11 +61,14 @@ def commit(
 
     `receivers` are the public keys, or files with them, whose acknowledgements alone count. Without `version` it is the
     one that the remote's hint names. Committing twice is harmless, and so is giving up twice; of the two what was begun
-    first holds, also for who comes when that one is gone. Raises NotFoundError (nothing is prepared), ConflictError
-    (the quorum is not reached in time, another version was faster, it was given up, or with `abort` it is decided that
-    it is committed), DamagedError (it does not start where the version before ends), TransportError, UsageError.
+    first holds, also for who comes when that one is gone. A dry run waits for nobody, and changes nothing. Raises
+    NotFoundError (nothing is prepared), ConflictError (the quorum is not reached in time, another version was faster,
+    it was given up, or with `abort` it is decided that it is committed), DamagedError (it does not start where the
+    version before ends), TransportError, UsageError.
     """
-    wanted = Quorum(quorum, STAGED, timeout_seconds, trust_in(receivers)) if quorum is not None else None
+    check_version(version)
+    patience = 0.0 if dry_run else timeout_seconds
+    wanted = Quorum(quorum, STAGED, patience, trust_in(receivers)) if quorum is not None else None
     if receivers and wanted is None:
         facts = "says whose word counts, and nobody is waited for"
         raise UsageError("--receivers", facts, hint="--quorum K waits for K of them")
@@ -73,10 +79,10 @@ def commit(
         found = _find_prepared(store, log, version)
         place = found.place
         if _is_version(store, log, place):
-            return CommitResult(store.shown, place.version, place.id, True, True, ())
+            return CommitResult(store.shown, place.version, place.id, True, True, (), dry_run)
         if abort:
-            _give_up(store, log, place)
-            return CommitResult(store.shown, place.version, place.id, False, False, ())
+            _give_up(store, log, place, dry_run=dry_run)
+            return CommitResult(store.shown, place.version, place.id, False, False, (), dry_run)
         if found.prepared is None:
             raise _given_up(store, place)
         _check_follows(store, log, found.prepared)
@@ -85,7 +91,11 @@ def commit(
             is_settled = partial(_is_settled, store, log, place)
             staged = wait_for(store, found.prepared.version, wanted, is_settled=is_settled)
             if _is_version(store, log, place):
-                return CommitResult(store.shown, place.version, place.id, True, True, staged)
+                return CommitResult(store.shown, place.version, place.id, True, True, staged, dry_run)
+        if dry_run:
+            if read_decision(store, log.history, place) == ABORT:
+                raise _given_up(store, place)
+            return CommitResult(store.shown, place.version, place.id, False, False, staged, dry_run)
         # Only what is still prepared after it was decided is so for good: who prunes takes a decision along at last.
         if decide(store, log.history, place, COMMIT) != COMMIT or _read_prepared(store, place) is None:
             raise _given_up(store, place)
@@ -173,12 +183,16 @@ def _check_follows(store: Store, log: Log, prepared: Published) -> None:
     check_follows(before, version, what)
 
 
-def _give_up(store: Store, log: Log, place: Place) -> None:
-    """Give a prepared version up, or go on with that; ConflictError if it is decided to be committed."""
-    if decide(store, log.history, place, ABORT) != ABORT:
+def _give_up(store: Store, log: Log, place: Place, *, dry_run: bool) -> None:
+    """Give a prepared version up, or go on with that; ConflictError if it is decided to be committed, and that alone
+    by a dry run."""
+    decided = read_decision(store, log.history, place) if dry_run else decide(store, log.history, place, ABORT)
+    if decided == COMMIT:
         facts = f"version {place.version} cannot be given up: it is decided that it is committed"
         mend = f"dcr commit {shlex.quote(store.shown)} {place.version} sees that it is"
         raise ConflictError(store.shown, facts, hint=mend)
+    if dry_run:
+        return
     hint = read_hint(store)
     if hint is not None and hint.place == place:
         write_hint(store, replace(hint, state=GIVEN_UP))

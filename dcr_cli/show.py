@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import overload
 
+from dcr_cli.arguments import version_of
 from dcr_cli.checkpoint.parts import SHARD, SIDECAR, WEIGHT_MAP
 from dcr_cli.delta.delta import open_delta
 from dcr_cli.delta.payload_reader import PayloadReader
@@ -33,7 +34,7 @@ from dcr_cli.work import threads
 
 Progress = Callable[[str, int, int], None]
 
-_VERSION_ADDRESS = re.compile(r"(.+)@([0-9]{1,10})", re.DOTALL)
+_VERSION_ADDRESS = re.compile(r"(.+)@([0-9]+)", re.DOTALL)
 _KINDS = {SHARD: "shard", SIDECAR: "sidecar", WEIGHT_MAP: "weight map"}
 
 
@@ -96,7 +97,7 @@ def show(
 
 def _version_address(text: str) -> tuple[str, int] | None:
     match = _VERSION_ADDRESS.fullmatch(text)
-    return (match[1], int(match[2])) if match is not None and not os.path.lexists(text) else None
+    return (match[1], version_of(match[2], "version")) if match is not None and not os.path.lexists(text) else None
 
 
 def _show_version(

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import dcr_kernels as kernels
-from dcr_cli.arguments import check_path
+from dcr_cli.arguments import check_path, check_version
 from dcr_cli.checkpoint.checkpoint import Checkpoint, Reader, Tensor, open_checkpoint, unless_changed
 from dcr_cli.checkpoint.digest import blake3_text, digest_bytes, digest_text
 from dcr_cli.checkpoint.parts import SIDECAR
@@ -120,6 +120,7 @@ def verify(
         raise UsageError("verify", "a version is one of a remote", hint="say which remote")
     if against_layout is not None and against is None:
         raise UsageError("verify", "a layout of what is compared with needs that", hint="say against which shards")
+    check_version(version)
     check_patterns(skip)
     check_path(checkpoint, "checkpoint")
     with ExitStack() as stack:

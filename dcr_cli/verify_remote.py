@@ -1,6 +1,7 @@
 """Says whether what a remote holds is whole: its log, and of every version that is there all that its commit binds.
 
-It only gets, and writes nothing. What was pruned is not damage, as long as the newest version can be had.
+It only gets, lists what it may, and writes nothing. What was pruned is not damage, as long as there is a way to
+the newest version.
 """
 
 from __future__ import annotations
@@ -16,11 +17,24 @@ from typing import TypeVar
 from dcr_cli.errors import DamagedError, DcrError, NotFoundError, WrongBaseError
 from dcr_cli.remote.checking import TensorFound, check_anchor_file, check_content, check_payload, check_size
 from dcr_cli.remote.documents import fetch_anchor, fetch_documents
+from dcr_cli.remote.hint import GIVEN_UP, read_hint
 from dcr_cli.remote.history import require_history
-from dcr_cli.remote.keys import anchor_file_key, anchor_key, commit_key, manifest_key, payload_key
+from dcr_cli.remote.keys import (
+    ANCHORS,
+    VERSIONS,
+    Place,
+    anchor_file_key,
+    anchor_key,
+    commit_key,
+    manifest_key,
+    payload_key,
+)
+from dcr_cli.remote.listing import Listing, list_if_allowed, sort_entries
 from dcr_cli.remote.log import Log, no_versions
 from dcr_cli.remote.signing import Trust, trust_in
+from dcr_cli.remote.unnamed import Names, unnamed
 from dcr_cli.remote.version import Published, check_follows
+from dcr_cli.store.backend import Entry
 from dcr_cli.store.opening import open_store
 from dcr_cli.store.store import Store
 from dcr_cli.work import threads
@@ -50,7 +64,9 @@ class VerifyRemoteResult:
 
     Checked are the commits of all versions, the documents of the deltas and anchors that are there, and the objects
     that they name: by their sizes, or, if `is_deep`, by every byte; `checked_bytes` are those that were fetched of
-    payloads and files. `pruned` versions have neither delta nor anchor any more.
+    payloads and files. `pruned` versions have neither delta nor anchor any more. `unnamed_objects`, of `unnamed_bytes`
+    together, are of no version, no anchor, and not of what next.json says is being made; that is no damage, and None
+    where the remote does not list what it has.
     """
 
     remote: str
@@ -64,6 +80,8 @@ class VerifyRemoteResult:
     checked_bytes: int
     pruned: int
     damages: tuple[Damage, ...]
+    unnamed_objects: int | None
+    unnamed_bytes: int | None
 
 
 def verify_remote(
@@ -87,6 +105,8 @@ def verify_remote(
     with ExitStack() as stack:
         store = stack.enter_context(open_store(remote, storage_options, limit_bytes_per_second=limit_bytes_per_second))
         history = require_history(store)
+        # What is committed after it was listed has a commit by the time that commits are read.
+        listing, making = _list(store), _making(store, history.id)
         check = _Check(store, Log(store, history.id, trust), trust, stack.enter_context(_pool(workers)))
         head = check.log.newest(0)
         if not head:
@@ -97,6 +117,7 @@ def verify_remote(
             check.look(published)
             check.check_ways(published, head)
             check.check_all(published, is_deep=deep, progress=progress)
+        unnamed = check.unnamed(listing, published, head, making) if listing is not None else None
         return VerifyRemoteResult(
             remote=store.shown,
             history=history.id,
@@ -109,7 +130,20 @@ def verify_remote(
             checked_bytes=check.done_bytes,
             pruned=sum(number not in check.deltas | check.anchors for number in published),
             damages=tuple(check.damages),
+            unnamed_objects=len(unnamed) if unnamed is not None else None,
+            unnamed_bytes=sum(entry.size for entry in unnamed) if unnamed is not None else None,
         )
+
+
+def _list(store: Store) -> Listing | None:
+    """What a remote has of versions and anchors; None where it does not list both."""
+    found = [list_if_allowed(store, prefix) for prefix in (VERSIONS, ANCHORS)]
+    return sort_entries(entry for entries in found for entry in entries or ()) if None not in found else None
+
+
+def _making(store: Store, history: str) -> Place | None:
+    hint = read_hint(store)
+    return hint.place if hint is not None and hint.history == history and hint.state != GIVEN_UP else None
 
 
 def _pool(workers: int) -> ThreadPoolExecutor:
@@ -129,6 +163,8 @@ class _Check:
         self._trust = trust
         self._pool = pool
         self._lock = threading.Lock()
+        # Of each anchor whose document could be read, the keys of its files.
+        self._files: dict[Place, frozenset[str]] = {}
 
     def read_log(self, head: int) -> dict[int, Published]:
         """Read all commits; those that are right, each of which follows the one before if that is right too."""
@@ -197,6 +233,14 @@ class _Check:
             if number in self.anchors:
                 self._try(lambda each: self._check_anchor(each, is_deep=is_deep, tell=tell), published[number])
 
+    def unnamed(
+        self, listing: Listing, published: Mapping[int, Published], head: int, making: Place | None
+    ) -> list[Entry] | None:
+        """What nobody names, once all was checked; None where the log is none."""
+        if len(self.damages) >= _MOST_LOG_DAMAGES:
+            return None
+        return unnamed(listing, Names(published, head, making, self._files))
+
     def _check_delta(self, published: Published, *, is_deep: bool, tell: Callable[[int], None]) -> None:
         documents = fetch_documents(self._store, published)
         if documents is None:
@@ -219,6 +263,7 @@ class _Check:
         if anchor is None:
             return
         place = published.version.place
+        self._files[place] = frozenset(anchor_file_key(place, file.path) for file in anchor.files)
         if not is_deep:
             sizes = {anchor_file_key(place, file.path): file.size for file in anchor.files}
             self._all(lambda key: check_size(self._store, key, sizes[key]), sizes)

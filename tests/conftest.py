@@ -7,12 +7,14 @@ import resource
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from commands import Ran, Run
 from dcr_cli.cli import main
+from dcr_cli.store import retry
 from strategies import write_tiny_pair
 
 # A background job of a shell ignores these, and so would every process that a test starts and wants to stop.
@@ -38,6 +40,15 @@ def few_descriptors() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(64, taken + 54), hard))
     yield
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.fixture
+def impatient() -> Iterator[None]:
+    """Nothing is tried for longer than a moment."""
+    defaults = retry.Patience.__init__.__defaults__
+    assert defaults is not None
+    with mock.patch.object(retry.Patience.__init__, "__defaults__", (0.05, 0.01, 0.01, *defaults[3:])):
+        yield
 
 
 @pytest.fixture

@@ -7,10 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from dcr_cli.anchor import anchor
 from dcr_cli.apply import apply
+from dcr_cli.arguments import version_of
+from dcr_cli.commit import commit
 from dcr_cli.diff import diff
 from dcr_cli.errors import UsageError
 from dcr_cli.inspect import inspect
+from dcr_cli.pull import pull
 from dcr_cli.show import show
 from dcr_cli.verify import verify
 
@@ -62,3 +66,58 @@ def test_what_no_path_of_two_checkpoints_has(tiny_pair: tuple[Path, Path]) -> No
 def test_numbers_of_threads(call: Callable[[int], object], jobs: int) -> None:
     with pytest.raises(UsageError, match=f"^jobs: a number from 1 on expected, found {jobs}$"):
         call(jobs)
+
+
+@pytest.mark.parametrize(("text", "version"), [("1", 1), ("10", 10), ("9999999999", 9_999_999_999)])
+def test_versions(text: str, version: int) -> None:
+    assert version_of(text, "--version") == version
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "0",
+        "007",
+        "-1",
+        "+1",
+        "1.5",
+        "1 ",
+        "1_0",
+        "1e3",
+        "latest",
+        "v",
+        "10000000000",
+        str(1 << 63),
+        "\u0661",
+        "\xb2",
+    ],
+)
+def test_what_is_no_version(text: str) -> None:
+    """There is one form of each."""
+    with pytest.raises(
+        UsageError, match=r"^--version: a version is a number from 1 to 9999999999 without zeros"
+    ) as caught:
+        version_of(text, "--version")
+    assert caught.value.hint == "dcr log REMOTE lists them"
+
+
+def test_a_version_that_may_hold_a_secret_is_not_repeated() -> None:
+    with pytest.raises(UsageError, match=r"found something else$"):
+        version_of("s3://key:secret@bucket", "--version")
+
+
+@pytest.mark.parametrize("version", [0, -1, 10_000_000_000])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda version: pull(HERE, HERE / "none", version=version),
+        lambda version: commit(HERE, version),
+        lambda version: anchor(HERE, HERE / "none", version=version),
+        lambda version: verify(HERE, remote=HERE / "none", version=version),
+        lambda version: show(f"{HERE}@{version:02}".replace("@-", "@0")),
+    ],
+)
+def test_what_no_history_has(call: Callable[[int], object], version: int) -> None:
+    with pytest.raises(UsageError, match=r"^version: a version is a number"):
+        call(version)

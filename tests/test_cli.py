@@ -502,6 +502,29 @@ def test_usage_errors(arguments: list[str], message: str, hint: str, run: Run, t
 
 
 @pytest.mark.parametrize(
+    ("arguments", "code", "hint"),
+    [
+        (["push", "a", "foo://b"], 8, "served by dcr itself"),
+        (["push", "a", "a::b"], 2, "by itself"),
+        (["push", "a", "R", "--encodings", "zip"], 2, "context,gap,whole"),
+        (["push", "a", "R", "--part", "1"], 2, "0/8 is the first of eight"),
+        (["push", "a", "R", "--part", "8/8"], 2, "0/8 is the first of eight"),
+        (["push", "a", "R", "--anchor-every", "0"], 2, "dcr push --help"),
+        (["pull", "R", "a", "--version", "-1"], 2, "dcr log REMOTE lists them"),
+        (["pull", "R", "a", "--receiver", "-"], 2, "such as the name of the host"),
+        (["pull", "R", "a", "--exec-timeout", "0"], 2, "dcr pull --help"),
+    ],
+)
+def test_what_cannot_be_meant_comes_with_a_hint(
+    arguments: list[str], code: int, hint: str, run: Run, tiny_pair: tuple[Path, Path], tmp_path: Path
+) -> None:
+    places = {"a": str(tiny_pair[0]), "R": str(tmp_path / "remote")}
+    given = [places.get(argument, argument) for argument in arguments]
+    assert is_failure(run(*given), code, "", hint)
+    assert hint in run(*given, "--json").json["error"]["hint"]
+
+
+@pytest.mark.parametrize(
     ("arguments", "command"), [(("--json", "diff"), "diff"), (("layout", "--json", "show"), "layout show")]
 )
 def test_json_before_the_command(

@@ -13,14 +13,16 @@ from typing import Any
 
 import pytest
 
+from commands import Run
 from dcr_cli.commit import commit
 from dcr_cli.errors import ConflictError, DcrError, NotFoundError
 from dcr_cli.prune import prune
 from dcr_cli.pull import pull
 from dcr_cli.push import PushResult, push
 from dcr_cli.push_part import Rank, push_part
-from dcr_cli.remote.decision import COMMIT, decide
+from dcr_cli.remote.decision import ABORT, COMMIT, decide
 from dcr_cli.remote.hint import PREPARED, STREAMING, Hint, encode_hint
+from dcr_cli.remote.history import require_history
 from dcr_cli.remote.keys import Place, new_id
 from dcr_cli.store.backend import AbsentError, Backend
 from dcr_cli.store.opening import open_store
@@ -345,3 +347,51 @@ class TestPreparedAgain:
         with pytest.raises(ConflictError, match="prepared otherwise"):
             self.publish(scene, kind, prepare=prepare)
         assert self.to_be(scene).read_bytes() == other and len(commits(scene.remote)) == 2
+
+
+def test_a_dry_run_says_what_would_become_of_it_and_changes_nothing(tmp_path: Path) -> None:
+    remote, steps = tmp_path / "remote", write_tiny_steps(tmp_path, 2)
+    push(steps[0], remote)
+    push(steps[1], remote, prepare=True)
+    pull(remote, tmp_path / "r", receiver="eu-1")
+    before = tree(remote)
+    result = commit(remote, quorum=1, dry_run=True)
+    assert (result.version, result.committed, result.dry_run, result.staged) == (2, False, True, ("eu-1",))
+    with pytest.raises(ConflictError, match="1 of 2 receivers have staged version 2"):
+        # Nobody is waited for.
+        commit(remote, quorum=2, timeout_seconds=1000, dry_run=True)
+    assert not commit(remote, abort=True, dry_run=True).committed
+    assert tree(remote) == before
+    assert commit(remote, quorum=1).committed
+    there = commit(remote, dry_run=True)
+    assert (there.committed, there.already, there.dry_run) == (True, True, True)
+
+
+@pytest.mark.parametrize("is_given_up", [False, True])
+def test_a_dry_run_is_refused_what_was_decided_otherwise(tmp_path: Path, is_given_up: bool) -> None:
+    remote, steps = tmp_path / "remote", write_tiny_steps(tmp_path, 2)
+    push(steps[0], remote)
+    place = Place(2, push(steps[1], remote, prepare=True).id or "")
+    with open_store(remote) as store:
+        history = require_history(store).id
+        decide(store, history, place, ABORT if is_given_up else COMMIT)
+    said = "version 2 was given up" if is_given_up else "cannot be given up: it is decided that it is committed"
+    with pytest.raises(ConflictError, match=said):
+        commit(remote, abort=not is_given_up, dry_run=True)
+
+
+def test_people_are_told_what_would_be(tmp_path: Path, run: Run) -> None:
+    remote, steps = tmp_path / "remote", write_tiny_steps(tmp_path, 2)
+    push(steps[0], remote)
+    push(steps[1], remote, prepare=True)
+    assert f"would commit version 2 of {remote}; nothing was changed" in run("commit", remote, "-n").out
+    assert f"would give up version 2 of {remote}; nothing was changed" in run("commit", remote, "-n", "--abort").out
+    assert f"committed: version 2 of {remote}" in run("commit", remote).out
+    before = tree(remote)
+    assert f"would add an anchor: version 2 of {remote}; nothing was sent" in run("anchor", steps[1], remote, "-n").out
+    assert tree(remote) == before
+    document = run("anchor", steps[1], remote, "-n", "--json").json
+    assert (document["dry_run"], document["already"], document["uploaded_bytes"]) == (True, False, 0)
+    assert run("anchor", steps[1], remote).code == 0
+    assert "anchor has one already" in run("anchor", steps[1], remote, "-n").out
+    assert run("anchor", steps[0], remote, "--version", "2", "-n").code == 5

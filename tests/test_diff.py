@@ -549,3 +549,15 @@ def test_what_is_not_there_or_unknown(tiny_pair: tuple[Path, Path], tmp_path: Pa
             diff(*tiny_pair, skip=patterns)
     with pytest.raises(UsageError, match="auto, context, gap, whole"):
         diff(*tiny_pair, encoding="zip")
+
+
+@pytest.mark.parametrize("element_bytes", [32 << 10, 200_000, 1 << 20])
+def test_where_everything_changed_a_delta_is_hardly_more_than_a_full_copy(tmp_path: Path, element_bytes: int) -> None:
+    """2 kB that are in every delta, and 1 % at most."""
+    dice = np.random.default_rng(element_bytes)
+    for name in ("base", "target"):
+        write_checkpoint(tmp_path / name, {"w": ("U8", (element_bytes,), dice.bytes(element_bytes))})
+    full_bytes = sum(path.stat().st_size for path in (tmp_path / "target").iterdir())
+    delta_bytes = diff(tmp_path / "base", tmp_path / "target", tmp_path / "delta", jobs=1).delta_bytes
+    assert delta_bytes is not None and delta_bytes <= full_bytes * 1.01 + 2000
+    assert element_bytes < 200_000 or delta_bytes <= full_bytes * 1.01

@@ -19,7 +19,6 @@ from dcr_cli.errors import ConflictError, UnsupportedError
 from dcr_cli.publish import Publisher
 from dcr_cli.pull import pull
 from dcr_cli.push import push
-from dcr_cli.store import retry
 from dcr_cli.store.backend import Answer, Backend, PermanentError, TransientError
 from published import build_all, commits
 from receivers import fresh_copy, tree
@@ -36,15 +35,6 @@ from strategies import tensor_of, write_checkpoint, write_tiny_pair, write_tiny_
 
 SECRET = "hunter2"
 KEYS = ["key=AKID", f"secret={SECRET}", "region=us-east-1"]
-
-
-@pytest.fixture
-def impatient() -> Iterator[None]:
-    """Nothing is tried for longer than a moment."""
-    defaults = retry.Patience.__init__.__defaults__
-    assert defaults is not None
-    with mock.patch.object(retry.Patience.__init__, "__defaults__", (0.05, 0.01, 0.01, *defaults[3:])):
-        yield
 
 
 def options_of(*settings: str) -> list[str]:

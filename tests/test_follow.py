@@ -15,6 +15,7 @@ import pytest
 from dcr_cli.delta.payload import PayloadWriter
 from dcr_cli.errors import ConflictError, DamagedError, DcrError, TransportError, WrongBaseError
 from dcr_cli.fetch.ahead import Ahead
+from dcr_cli.fetch.coming import ComingError
 from dcr_cli.fetch.hook import Hook
 from dcr_cli.fetch.situation import look
 from dcr_cli.fetch.spool import spool_of
@@ -26,7 +27,7 @@ from dcr_cli.receiver.change import REPLACE
 from dcr_cli.receiver.install.gather import Effort
 from dcr_cli.remote.acknowledgement import read_acknowledgement
 from dcr_cli.remote.hint import GIVEN_UP, PREPARED, STREAMING, Hint, write_hint
-from dcr_cli.remote.keys import STAGED, AcknowledgementPlace, Place, commit_key, payload_key, prepared_key
+from dcr_cli.remote.keys import STAGED, AcknowledgementPlace, Place, commit_key, manifest_key, payload_key, prepared_key
 from dcr_cli.remote.signing import Trust
 from dcr_cli.remote.version import Version, encode_version
 from dcr_cli.store.backend import Backend, TransientError
@@ -550,3 +551,19 @@ class TestRemotesThatWait:
         found = waiting.play([nothing] * 3)
         assert [arrival.result.version for arrival in found] == [1, 2]
         assert len(waiting.waits) == 1 and waiting.told == []
+
+
+def test_a_version_that_is_not_all_there_yet_ends_nothing(scene: Scene) -> None:
+    """As a mirror may show it: the commit before what it binds."""
+    taken: list[tuple[str, bytes]] = []
+    store = Store(MemoryBackend(scene.name), "memory://remote")
+
+    def publish() -> None:
+        scene.publish()
+        key = manifest_key(scene.remote.log[-1].version.place)
+        taken.append((key, store.get(key, most_bytes=1 << 20) or b""))
+        store.delete(key)
+
+    found = scene.play([publish, nothing, lambda: store.put(*taken.pop())])
+    assert [arrival.result.version for arrival in found] == [1, 2]
+    assert [type(error) for error in scene.told] == [ComingError]

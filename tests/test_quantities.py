@@ -75,18 +75,37 @@ def test_what_is_no_size(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [("0s", 0), ("30s", 30), ("0.25s", 0.25), ("15m", 900), ("1.5h", 5400), ("24h", 86_400), ("7D", 604_800)],
+    [
+        ("0", 0),
+        ("30", 30),
+        ("0.5", 0.5),
+        ("0s", 0),
+        ("30s", 30),
+        ("0.25s", 0.25),
+        ("15m", 900),
+        ("1.5h", 5400),
+        ("24h", 86_400),
+        ("7D", 604_800),
+    ],
 )
 def test_durations(text: str, seconds: float) -> None:
     assert seconds_of(text, "--wait") == seconds
 
 
 @pytest.mark.parametrize(
-    "text", ["", "30", "s", "-1s", "1 s", "1s\n", "1h30m", "1w", "1ms", ".5s", "\u0661s", "1\u017f", "1" * 20 + "s"]
+    "text",
+    ["", "s", "30 ", "1.", "-1s", "1 s", "1s\n", "1h30m", "1w", "1ms", ".5s", "\u0661s", "1\u017f", "1" * 20 + "s"],
 )
 def test_what_is_no_duration(text: str) -> None:
     with pytest.raises(UsageError, match=r"^--wait: a duration expected, found '") as caught:
         seconds_of(text, "--wait")
+    assert caught.value.hint == "a number of seconds, or one and s, m, h or d, such as 30s, 15m, 24h or 7d"
+
+
+def test_a_unit_that_is_needed() -> None:
+    assert seconds_of("24h", "--keep-within", needs_unit=True) == 86_400
+    with pytest.raises(UsageError, match=r"^--keep-within: a duration expected, found '24'$") as caught:
+        seconds_of("24", "--keep-within", needs_unit=True)
     assert caught.value.hint == "a number and s, m, h or d, such as 30s, 15m, 24h or 7d"
 
 

@@ -610,10 +610,26 @@ class TestOpening:
             open_store(url)
         assert_no_secret(caught.value)
 
-    @pytest.mark.parametrize("url", ["nosuch://a/b", "simplecache::s3://b/c", "zip://a::http://h/b.zip"])
-    def test_protocols_that_nobody_serves(self, url: str) -> None:
-        with pytest.raises(UnsupportedError):
+    def test_protocols_that_nobody_serves(self) -> None:
+        with pytest.raises(UnsupportedError, match="no package that is known serves nosuch://") as caught:
+            open_store("nosuch://a/b")
+        assert caught.value.hint is not None and "s3" in caught.value.hint
+
+    @pytest.mark.parametrize(
+        ("url", "what", "hint"),
+        [
+            ("simplecache::s3://b/c", "remote: an address made of several", "by itself"),
+            ("zip://a::http://h/b.zip", "remote: an address made of several", "by itself"),
+            ("a::b", "remote: an address made of several", "by itself"),
+            ("zip://a/b.zip", "zip://: looks into a file", "unpack it"),
+            ("tar:///b.tar", "tar://: looks into a file", "unpack it"),
+            ("simplecache://b/c", "simplecache://: keeps what it has seen", "give the address"),
+        ],
+    )
+    def test_what_leads_through_something_else(self, url: str, what: str, hint: str) -> None:
+        with pytest.raises(UsageError, match=f"^{what}") as caught:
             open_store(url)
+        assert caught.value.hint is not None and hint in caught.value.hint
 
     @pytest.mark.parametrize("url", ["s3://b", "gs://b", "az://b", "http://h/a", "sftp://h/a", "memory://a", "/tmp"])
     def test_unknown_options_are_named(self, url: str) -> None:

@@ -89,6 +89,23 @@ def test_log_says_who_signed(remote: Path, capsys: pytest.CaptureFixture[str]) -
     assert "nobody trusted" in text(capsys, "log", str(remote), "--trusted-key", "0" * 64)
 
 
+@pytest.mark.parametrize("version", ["007", "-1", "2.0", "9223372036854775808"])
+def test_a_version_has_one_form(remote: Path, capsys: pytest.CaptureFixture[str], version: str) -> None:
+    root = str(remote.parent / "v2")
+    for arguments in (
+        ["pull", str(remote), root, f"--version={version}"],
+        ["anchor", root, str(remote), f"--version={version}"],
+        ["verify", root, "--remote", str(remote), f"--version={version}"],
+        ["commit", "--", str(remote), version],
+        *([["show", f"{remote}@{version}"]] if version.isdigit() else []),
+    ):
+        if arguments[0] == "commit":
+            assert main(arguments) == 2 and "ersion: a version is a number from 1" in capsys.readouterr().err
+            continue
+        code, document = run(capsys, *arguments)
+        assert code == 2 and "ersion: a version is a number from 1" in document["error"]["message"]
+
+
 def test_status(remote: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, document = run(capsys, "status", str(remote))
     assert code == 0 and (document["head"], document["anchors"], document["deltas"]) == (3, [1, 3], [2, 3, 4])
@@ -113,7 +130,7 @@ def test_prune(remote: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (remote / f"acks/{Place(2, id_of(2))}/rollout-1.applied").exists()
     assert text(capsys, "prune", str(remote)).startswith(f"nothing to prune in {remote}\n")
     assert run(capsys, "prune", str(remote), "--keep", "0")[0] == 2
-    assert run(capsys, "prune", str(remote), "--keep-within", "1")[0] == 2
+    assert run(capsys, "prune", str(remote), "--keep-within", "1x")[0] == 2
     (remote / "prune.json").write_bytes(b"another")
     code, document = run(capsys, "prune", str(remote))
     assert (code, document["error"]["class"], document["error"]["retryable"]) == (6, "ConflictError", True)

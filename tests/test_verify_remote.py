@@ -19,7 +19,9 @@ from dcr_cli.errors import DamagedError, NotFoundError, UsageError, WrongBaseErr
 from dcr_cli.fetch.position import position_at, write_position
 from dcr_cli.prune import prune
 from dcr_cli.remote.anchor import encode_anchor
+from dcr_cli.remote.hint import GIVEN_UP, PREPARED, STREAMING, Hint, encode_hint
 from dcr_cli.remote.keys import (
+    HINT_KEY,
     HISTORY_KEY,
     MOST_VERSION,
     Place,
@@ -133,7 +135,7 @@ class TestShow:
         with pytest.raises(NotFoundError, match="is there no more"):
             show(f"{published.url}@2")
 
-    @pytest.mark.parametrize("version", [0, 5, 9_999_999_999])
+    @pytest.mark.parametrize("version", [5, 9_999_999_999])
     def test_no_such_version(self, published: Published, version: int) -> None:
         published.objects.denied = GET_ONLY
         with pytest.raises(NotFoundError):
@@ -452,3 +454,69 @@ def test_ranges_and_headers_come_in_any_parts(monkeypatch: pytest.MonkeyPatch, t
         (found,) = verify_remote(serve(monkeypatch, objects), deep=True).damages
         assert "are not what the anchor names" in found.facts
     assert RANGE_BYTES == 64 << 20
+
+
+class TestUnnamed:
+    """What nobody names is counted, and is no damage."""
+
+    def found(self, published: Published) -> tuple[int | None, int | None]:
+        result = verify_remote(published.url)
+        assert result.matches
+        return result.unnamed_objects, result.unnamed_bytes
+
+    def test_nothing_where_all_is_named(self, published: Published) -> None:
+        published.objects.set(f"versions/{place(2)}/decision.json", b"of a version that was prepared")
+        published.objects.set(f"versions/{place(2)}/parts/00000.json", b"of one that was made in parts")
+        published.objects.set("elsewhere", b"no part of the remote")
+        assert self.found(published) == (0, 0)
+        assert "unnamed" not in people.render(remotes.verify_lines(verify_remote(published.url)), None)
+
+    @pytest.mark.parametrize(
+        "key",
+        [
+            payload_key(place(2), 9),
+            payload_key(Place(2, "e" * 32), 0),
+            payload_key(Place(5, "e" * 32), 0),
+            manifest_key(place(1)),
+            anchor_file_key(place(3), "another"),
+            anchor_file_key(place(2), "model.safetensors"),
+            anchor_key(Place(3, "e" * 32)),
+        ],
+    )
+    def test_each_object_that_nobody_names(self, published: Published, key: str) -> None:
+        published.objects.set(key, b"1234567")
+        assert self.found(published) == (1, 7)
+        said = "1 object, 7 B: no commit, anchor or next.json names them"
+        assert said in people.render(remotes.verify_lines(verify_remote(published.url, deep=True)), None)
+
+    @pytest.mark.parametrize(("state", "objects"), [(STREAMING, 0), (PREPARED, 0), (GIVEN_UP, 1)])
+    def test_what_is_being_made_is_named(self, published: Published, state: str, objects: int) -> None:
+        making = Place(5, "e" * 32)
+        published.objects.set(payload_key(making, 0), b"1")
+        published.objects.set(HINT_KEY, encode_hint(Hint(HISTORY, making, state, "")))
+        assert self.found(published) == (objects, objects)
+
+    def test_what_is_committed_meanwhile_is_named(self, published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
+        """What was listed before its commit was there."""
+        objects = published.objects
+        commit, read = objects.data(commit_key(4)), objects.read
+        objects.remove(commit_key(4))
+        assert self.found(published)[0]
+
+        def commit_first(key: str, begin: int, size: int | None) -> Answer:
+            if key == HINT_KEY:
+                objects.set(commit_key(4), commit)
+            return read(key, begin, size)
+
+        monkeypatch.setattr(objects, "read", commit_first)
+        assert self.found(published) == (0, 0)
+
+    def test_of_a_commit_that_cannot_be_read_nobody_knows_what_it_names(self, published: Published) -> None:
+        published.objects.set(commit_key(4), b"{}")
+        result = verify_remote(published.url)
+        assert (result.matches, result.unnamed_objects) == (False, 0)
+
+    def test_a_remote_that_does_not_list(self, published: Published) -> None:
+        published.objects.set(payload_key(place(2), 9), b"1")
+        published.objects.denied = GET_ONLY
+        assert self.found(published) == (None, None)

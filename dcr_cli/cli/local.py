@@ -21,6 +21,7 @@ from dcr_cli.cli.options import (
     command,
     path_of,
     storage_options_of,
+    version_given,
 )
 from dcr_cli.cli.session import Session
 from dcr_cli.errors import UsageError
@@ -146,7 +147,7 @@ def verify(
         typer.Option("--remote", metavar="REMOTE", help="Compare with a version of it; alone: check the remote."),
     ] = None,
     version: Annotated[
-        int | None,
+        str | None,
         typer.Option("--version", metavar="N", help="The version. [default: the one pulled, or the newest]"),
     ] = None,
     deep: Annotated[bool, typer.Option("--deep", help="Fetch and check every byte of the remote.")] = False,
@@ -185,7 +186,7 @@ def verify(
             against=path_of(against, "--against") if against is not None else None,
             delta=path_of(delta, "--delta") if delta is not None else None,
             remote=remote,
-            version=version,
+            version=version_given(version),
             trusted_keys=trusted_key or (),
             storage_options=storage_options_of(storage_option),
             limit_bytes_per_second=bytes_per_second_of(limit_rate),

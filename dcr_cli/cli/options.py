@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from dcr_cli import __version__
+from dcr_cli.arguments import version_of
 from dcr_cli.checkpoint.names import shown
 from dcr_cli.cli.quantities import size_of
 from dcr_cli.cli.session import Options, Session
@@ -202,6 +203,11 @@ def storage_options_of(given: Sequence[str] | None) -> dict[str, str]:
             raise UsageError("--storage-option", f"{shown(key)} is given twice", hint="leave one of them out")
         options[key] = value
     return options
+
+
+def version_given(text: str | None, name: str = "--version") -> int | None:
+    """The version that the argument `name` says; None without it."""
+    return version_of(text, name) if text is not None else None
 
 
 def bytes_per_second_of(limit_rate: str | None) -> int | None:

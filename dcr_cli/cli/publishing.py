@@ -24,6 +24,7 @@ from dcr_cli.cli.options import (
     command,
     path_of,
     storage_options_of,
+    version_given,
 )
 from dcr_cli.cli.quantities import seconds_of
 from dcr_cli.cli.ranks import rank_of
@@ -208,7 +209,7 @@ def _push_part(
 def commit(
     session: Session,
     remote: Remote,
-    version: Annotated[int | None, typer.Argument(metavar="[N]", help="The version. [default: the prepared one]")] = (
+    version: Annotated[str | None, typer.Argument(metavar="[N]", help="The version. [default: the prepared one]")] = (
         None
     ),
     quorum: Annotated[
@@ -222,6 +223,9 @@ def commit(
         ),
     ] = None,
     abort: Annotated[bool, typer.Option("--abort", help="Give the prepared version up.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", "-n", help="Say what would become of it; wait for nobody, change nothing.")
+    ] = False,
     single_writer: SingleWriter = False,
     storage_option: StorageOption = None,
 ) -> int:
@@ -231,15 +235,16 @@ def commit(
 
     result = run(
         remote,
-        version,
+        version_given(version, "version"),
         quorum=quorum,
         timeout_seconds=seconds_of(timeout, "--timeout"),
         receivers=receivers or (),
         abort=abort,
+        dry_run=dry_run,
         single_writer=single_writer,
         storage_options=storage_options_of(storage_option),
     )
-    return session.finish(result, lambda: pushes.commit_lines(result))
+    return session.finish(result, lambda: pushes.commit_lines(result, is_abort=abort))
 
 
 @command
@@ -248,8 +253,9 @@ def anchor(
     checkpoint: Checkpoint,
     remote: Remote,
     version: Annotated[
-        int | None, typer.Option("--version", metavar="N", help="The version. [default: found by its state]")
+        str | None, typer.Option("--version", metavar="N", help="The version. [default: found by its state]")
     ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Say what would be added; send nothing.")] = False,
     sign_key: SignKey = None,
     skip: Skip = None,
     storage_option: StorageOption = None,
@@ -263,12 +269,13 @@ def anchor(
         result = run(
             path_of(checkpoint, "CHECKPOINT"),
             remote,
-            version=version,
+            version=version_given(version),
             skip=skip or (),
             storage_options=storage_options_of(storage_option),
             sign_key=path_of(sign_key, "--sign-key") if sign_key is not None else None,
             limit_bytes_per_second=bytes_per_second_of(limit_rate),
             jobs=session.jobs,
+            dry_run=dry_run,
             progress=progress,
         )
     session.note_idle(skip, checkpoint)

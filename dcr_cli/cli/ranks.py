@@ -24,7 +24,8 @@ def rank_of(part: str, attempt: str | None, environment: Mapping[str, str]) -> t
     text = _launched(environment) if part == AUTO else part
     match = _PART.fullmatch(text)
     if match is None:
-        raise UsageError("--part", f"R/W, such as 0/8, or auto expected, found {text!r}")
+        facts = f"R/W or auto expected, found {text!r}"
+        raise UsageError("--part", facts, hint="0/8 is the first of eight; auto takes both from torchrun or srun")
     return int(match[1]), int(match[2]), attempt if attempt is not None else _attempt(environment)
 
 

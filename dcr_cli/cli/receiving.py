@@ -22,6 +22,7 @@ from dcr_cli.cli.options import (
     command,
     path_of,
     storage_options_of,
+    version_given,
 )
 from dcr_cli.cli.quantities import seconds_of
 from dcr_cli.cli.session import Session
@@ -47,7 +48,7 @@ def pull(
         str, typer.Argument(metavar="CHECKPOINT", help="The checkpoint to bring there, or a new one.")
     ],
     version: Annotated[
-        int | None, typer.Option("--version", metavar="N", help="To this version, also back to it. [default: newest]")
+        str | None, typer.Option("--version", metavar="N", help="To this version, also back to it. [default: newest]")
     ] = None,
     in_place: Annotated[bool, typer.Option("--in-place", help="Patch the shards where they lie.")] = False,
     aside: Annotated[
@@ -96,6 +97,7 @@ def pull(
     for name, given in (("--version", version is not None), ("--repair", repair), ("--dry-run", dry_run)):
         if follow and given:
             raise UsageError("pull", f"--follow and {name} exclude each other", hint="dcr pull --help")
+    number = version_given(version)
     session.check_device(device)
     from dcr_cli.apply import left_by_stop, stamp_of
 
@@ -125,7 +127,7 @@ def pull(
     from dcr_cli.report import pulls
 
     with session.progress() as progress:
-        result = run(remote, place, version=version, repair=repair, dry_run=dry_run, progress=progress, **options)
+        result = run(remote, place, version=number, repair=repair, dry_run=dry_run, progress=progress, **options)
     code = session.finish(result, lambda: pulls.pull_lines(result))
     _complain_of_damage(session, result)
     if result.staging_error is not None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dcr_cli import process
+from dcr_cli.errors import UsageError
 from dcr_cli.work import threads
 
 if TYPE_CHECKING:
@@ -92,18 +93,19 @@ class Session:
 
     def fail(self, failure: process.Failure) -> int:
         """Report what went wrong; an output that fails as well does not hide it."""
+        hint = failure.hint
+        if hint is None and failure.exit_code == UsageError.exit_code:
+            hint = f"dcr {self.command} --help" if self.command is not None else "dcr --help"
         if self.options.json:
             from dcr_cli.report import documents
 
-            error = documents.of_error(
-                failure.error_class, failure.message, failure.hint, is_retryable=failure.retryable
-            )
+            error = documents.of_error(failure.error_class, failure.message, hint, is_retryable=failure.retryable)
             with suppress(OSError):  # The exit code and standard error still tell.
                 self._write_json(failure.exit_code, {"error": error, **failure.details})
         if failure.is_bug or os.environ.get("DCR_DEBUG") == "1":
             process.complain(failure.traceback)
         if failure.exit_code != process.CLOSED_PIPE:
-            self.complain(failure.message, failure.hint)
+            self.complain(failure.message, hint)
         return failure.exit_code
 
     def complain(self, message: str, hint: str | None) -> None:

@@ -78,8 +78,8 @@ def prune(
         result = run(
             remote,
             keep=KEEP if keep is None else keep,
-            keep_within=seconds_of(keep_within, "--keep-within"),
-            lease=seconds_of(lease, "--lease"),
+            keep_within=seconds_of(keep_within, "--keep-within", needs_unit=True),
+            lease=seconds_of(lease, "--lease", needs_unit=True),
             dry_run=dry_run,
             single_writer=single_writer,
             storage_options=storage_options_of(storage_option),

@@ -34,6 +34,8 @@ T = TypeVar("T")
 STAGE = "fetch"
 _TRIES = 2
 _OBJECT_LIMIT = 2 * CONTENT_LIMIT
+# So much is looked at of what stands in a document's place, so that a page of an error or a login is told as one.
+_PAGE_BYTES = 1 << 20
 # What the documents of deltas that are applied together decode to, at most: as much as those of one alone may. In
 # memory they take several times as much.
 AT_ONCE_BYTES = CONTENT_LIMIT
@@ -121,8 +123,9 @@ def _kept(spool: Spool | None, place: Place, name: str, check: Callable[[bytes, 
 
 def _fetched(store: Store, place: Place, wanted: tuple[str, int], check: Callable[[bytes, str], T]) -> tuple[bytes, T]:
     key, size_bytes = wanted
+    most_bytes = min(max(size_bytes, _PAGE_BYTES), _OBJECT_LIMIT)
     with telling_spoiled(store, place):
-        data = store.get(key, most_bytes=_OBJECT_LIMIT, size=size_bytes, is_denied_absent=True, is_seen=True)
+        data = store.get(key, most_bytes=most_bytes, is_denied_absent=True, is_seen=True)
         if data is None:
             raise RemovedError(store.shown, place.version)
         return data, check(data, f"{store.shown}/{key}")

@@ -50,6 +50,11 @@ class Losses:
         if isinstance(error, SpoiledError):
             self.spoiled.append(error)
 
+    def look_again(self) -> None:
+        """Forget what was gone, and may have come; what is damaged stays so."""
+        self.deltas = {each.version for each in self.spoiled if not each.is_anchor}
+        self.anchors = {each.version for each in self.spoiled if each.is_anchor}
+
     @property
     def words(self) -> str:
         """What is said of anchors that went, behind what is said of the way; of a delta that is said there."""

@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Iterator
 
 from dcr_cli.errors import DamagedError, DcrError, NotFoundError, UnsupportedError, WrongBaseError
+from dcr_cli.fetch.coming import ComingError, is_whole
 from dcr_cli.fetch.download import FetchedDocuments, fetch_delta_documents
 from dcr_cli.fetch.losses import Losses, RemovedError, SpoiledError, telling_spoiled
 from dcr_cli.fetch.source import Source, commits_between, require_version
@@ -49,7 +50,8 @@ class Scout:
     def way(self, own_bytes: int) -> Way:
         """Find the best way, for a receiver that holds so many bytes.
 
-        WrongBaseError, or NotFoundError, if there is none. What is damaged, or an anchor that is not signed as it has
+        WrongBaseError, or NotFoundError, if there is none; ComingError if that is because the newest version is not all
+        there yet. What is damaged, or an anchor that is not signed as it has
         to be, is as good as none: what is wrong with it is raised if there is no other way.
         """
         way = self._best()
@@ -137,6 +139,8 @@ class Scout:
         if self._faults:
             return self._faults[0]
         own, target = self.goal
+        if self._is_coming():
+            return ComingError(self._source.shown, f"version {target} is committed, but not all of it is there yet")
         hint = f"dcr anchor CHECKPOINT {shlex.quote(self._source.shown)} makes one of the version that CHECKPOINT is at"
         if own is None or own > target:
             facts = f"no anchor from which version {target} can be reached{self._losses.words}"
@@ -144,6 +148,14 @@ class Scout:
         gap = first_gap(self.goal, self._deltas(), self._losses.deltas)
         facts = f"version {gap} is missing; no anchor at or after it{self._losses.words}"
         return WrongBaseError(self._source.shown, facts, hint=hint)
+
+    def _is_coming(self) -> bool:
+        """Whether the target is the newest version and lacks something; a gap before a whole one is there to stay."""
+        target = self.goal.target
+        if self._source.log.newest(target) != target:
+            return False
+        was_lacking = self._losses.deltas if self.target.version.delta is not None else self._losses.anchors
+        return target in was_lacking or not is_whole(self._source, self.target)
 
     def _deltas(self) -> set[int]:
         return {number for number, published in self.commits.items() if published.version.delta is not None}

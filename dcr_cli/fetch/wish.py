@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from dcr_cli.arguments import check_version
 from dcr_cli.changes.owned import fault_of
 from dcr_cli.engine.engines import DEFAULT_SECONDS as DEFAULT_ENGINE_SECONDS, Reload, parse_reload
 from dcr_cli.errors import NOT_SET, UsageError
@@ -69,8 +70,7 @@ def make_wish(
         raise UsageError("mode", f"one of {', '.join(MODES)} expected, found {mode!r}")
     if keep_previous and mode != ASIDE:
         raise UsageError("pull", "keep_previous needs mode aside")
-    if version is not None and version < 1:
-        raise UsageError("--version", f"a version is a number from 1 on, found {version}")
+    check_version(version)
     if hook is not None and not hook.strip():
         raise UsageError("--exec", "an empty command", hint=NOT_SET)
     if not hook_seconds > 0:

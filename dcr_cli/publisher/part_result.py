@@ -71,7 +71,7 @@ def check_rank(rank: Rank) -> None:
     """Raise UsageError about a part that there cannot be."""
     if not 0 <= rank.number < rank.count <= MOST_RANKS:
         facts = f"R/W expected, R from 0 to W - 1 and W at most {MOST_RANKS}, found {rank.number}/{rank.count}"
-        raise UsageError("--part", facts)
+        raise UsageError("--part", facts, hint="0/8 is the first of eight, 7/8 the last")
     if not rank.attempt.isprintable() or not 0 < len(rank.attempt) <= MOST_ATTEMPT_CHARACTERS:
         facts = f"1 to {MOST_ATTEMPT_CHARACTERS} printable characters expected, found {len(rank.attempt)} characters"
-        raise UsageError("--attempt", facts)
+        raise UsageError("--attempt", facts, hint="a short text that all parts share, such as step-2")

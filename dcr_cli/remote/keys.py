@@ -68,7 +68,7 @@ def check_receiver(name: str) -> str:
     """Return a receiver's name; UsageError if keys cannot have it."""
     if not is_receiver(name):
         facts = f"{shown(name)} is no name: letters, digits, _ . and - are, at most 128 of them, the first no . or -"
-        raise UsageError("--receiver", facts)
+        raise UsageError("--receiver", facts, hint="such as the name of the host: eu-1.rollout")
     return name
 
 

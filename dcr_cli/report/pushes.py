@@ -83,9 +83,12 @@ def _part_facts(result: PartResult) -> Iterator[tuple[str, str]]:
         yield "state", state(result.target)
 
 
-def commit_lines(result: CommitResult) -> Iterator[Line]:
-    """What became of a prepared version."""
-    if not result.committed:
+def commit_lines(result: CommitResult, *, is_abort: bool) -> Iterator[Line]:
+    """What became of a prepared version, or would become of it."""
+    if result.dry_run and not result.committed:
+        verb = "give up" if is_abort else "commit"
+        yield Line(f"would {verb} version {result.version} of {result.remote}; nothing was changed", "bold")
+    elif not result.committed:
         yield Line(f"given up: version {result.version} of {result.remote}", "bold")
     elif result.already:
         yield Line(f"already there: version {result.version} of {result.remote}", "bold")
@@ -96,7 +99,10 @@ def commit_lines(result: CommitResult) -> Iterator[Line]:
 
 
 def anchor_lines(result: AnchorResult) -> Iterator[Line]:
-    """Which anchor was published."""
-    verb = "has one already" if result.already else "added"
-    yield Line(f"anchor {verb}: version {result.version} of {result.remote}", "bold")
+    """Which anchor was published, or would be."""
+    if result.dry_run and not result.already:
+        yield Line(f"would add an anchor: version {result.version} of {result.remote}; nothing was sent", "bold")
+    else:
+        verb = "has one already" if result.already else "added"
+        yield Line(f"anchor {verb}: version {result.version} of {result.remote}", "bold")
     yield from facts([("files", size(result.anchor_bytes)), ("sent", size(result.uploaded_bytes))])

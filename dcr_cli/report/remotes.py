@@ -161,6 +161,9 @@ def verify_lines(result: VerifyRemoteResult) -> Iterator[Line]:
     checked = f"{amount(result.checked_deltas, 'delta')}, {amount(result.checked_anchors, 'anchor')}"
     pruned = f", {result.pruned:,} of them pruned" if result.pruned else ""
     yield from facts([("commits", f"{result.checked_commits:,}{pruned}"), ("checked", f"{checked}: {how}")])
+    if result.unnamed_objects and result.unnamed_bytes is not None:
+        what = f"{amount(result.unnamed_objects, 'object')}, {size(result.unnamed_bytes)}"
+        yield from facts([("unnamed", f"{what}: no commit, anchor or next.json names them, as of what was stopped")])
 
 
 def show_anchor_lines(result: ShowAnchorResult) -> Iterator[Line]:

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass, field
 from urllib.parse import unquote, urlsplit
 
-from dcr_cli.errors import NOT_SET, UnsupportedError, UsageError
+from dcr_cli.errors import NOT_SET, UsageError
 
 _PROTOCOL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _CHAIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(://[^?#]*)?::[A-Za-z]")
@@ -18,6 +18,9 @@ _ONE_SLASH = re.compile(r"(file|local|memory|https?|s3a?|gc?s|az|abfss?|sftp|ssh
 # No path that is meant as one begins so: USER@HOST:PATH as scp and git have it, or a user and a password.
 _WITHOUT_SCHEME = re.compile(r"[^/\s]*@[^/]*:|[^/\s]*:.*@", re.DOTALL)
 _LOGIN = "sftp://user@host/path; a folder of such a name: ./NAME"
+# Protocols of fsspec by which one looks into something else, or at what is kept of it.
+_INTO_A_FILE = frozenset(("zip", "tar", "libarchive"))
+_KEPT = frozenset(("simplecache", "filecache", "blockcache", "cached"))
 _WITH_QUERY = frozenset(("http", "https"))
 # Where a user name is part of what the address means: an account there, or a container.
 _WITH_USER = frozenset(("sftp", "ssh", "abfs", "abfss"))
@@ -61,7 +64,9 @@ def locate(url: str | os.PathLike[str]) -> Location:
     if not text:
         raise UsageError("remote", "is an empty address", hint=NOT_SET)
     if _CHAIN.match(text):
-        raise UnsupportedError("remote", "an address made of several, with ::, is not one of a remote")
+        raise UsageError(
+            "remote", "an address made of several, with ::, is none of a remote", hint="give the last one, by itself"
+        )
     match = _PROTOCOL.match(text)
     if match is None and (missed := _ONE_SLASH.match(text)):
         raise UsageError(
@@ -77,6 +82,12 @@ def locate(url: str | os.PathLike[str]) -> Location:
         if not rest.startswith("/"):
             raise UsageError(f"{protocol}://", "a folder's address has three slashes: file:///path")
         return _folder(rest, text)
+    if protocol in _INTO_A_FILE:
+        facts = "looks into a file, which no remote is: its objects are put one by one"
+        raise UsageError(f"{protocol}://", facts, hint="unpack it, and give the folder that comes of it")
+    if protocol in _KEPT:
+        facts = "keeps what it has seen, and so would hide new versions"
+        raise UsageError(f"{protocol}://", facts, hint="give the address of what is kept by it")
     return _split(protocol, text)
 
 

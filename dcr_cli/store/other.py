@@ -153,7 +153,11 @@ def _open(location: Location, options: Mapping[str, object]) -> Any:
     except ValueError:
         kind = None
     if kind is None:
-        raise UnsupportedError(location.shown, f"no package that is known serves {location.protocol}://")
+        facts, hint = (
+            f"no package that is known serves {location.protocol}://",
+            "file, s3, gs, az, sftp, http, https are",
+        )
+        raise UnsupportedError(location.shown, facts, hint=f"{hint} served by dcr itself")
     if "host" not in chosen and location.host and location.user is not None:
         chosen["host"] = location.host
     try:

@@ -59,6 +59,11 @@ class Reading:
         return self.folder if self.folder is not None and not os.path.lexists(self.folder) else None
 
     @property
+    def patience(self) -> Patience:
+        """How long what may pass is tried again: what is asked of the remote, and what it is to hold soon."""
+        return self._calls.patience
+
+    @property
     def traffic(self) -> Traffic:
         """What was asked for and moved since the store was opened."""
         return self._meter.traffic
