@@ -125,7 +125,7 @@ def test_exit_codes(remote: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
         ["--follow", "-n"],
         ["--follow", "--repair"],
         ["--receiver-key", "x"],
-        ["--exec-timeout", "15"],
+        ["--exec-timeout", "15x"],
         ["--limit-rate", "fast"],
         ["--trusted-key", "none"],
     ):
