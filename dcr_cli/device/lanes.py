@@ -57,9 +57,12 @@ class Lanes:
             return torch.empty(count_bytes, dtype=torch.uint8, pin_memory=self.is_pinned)
 
     def device_memory(self, count_bytes: int) -> torch.Tensor:
-        """Memory of the device."""
+        """Memory of the device, which is written on its way there.
+
+        It is allocated in that lane, because torch hands out what was freed in a stream while that still works on it.
+        """
         with _failing(self.name):
-            return torch.empty(count_bytes, dtype=torch.uint8, device=self.device)
+            return self.up.run(lambda: torch.empty(count_bytes, dtype=torch.uint8, device=self.device))[0]
 
 
 class _CudaLane:
