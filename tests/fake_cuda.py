@@ -32,9 +32,10 @@ class Stream:
 class Event:
     """A place in what a stream was given."""
 
-    def __init__(self, cuda: FakeCuda, *, enable_timing: bool) -> None:
+    def __init__(self, cuda: FakeCuda, *, enable_timing: bool, blocking: bool = False) -> None:
         assert enable_timing
         self._cuda = cuda
+        self._is_blocking = blocking
         self._stream: Stream | None = None
         self._number = 0
 
@@ -44,6 +45,8 @@ class Event:
 
     def synchronize(self) -> None:
         assert self._stream is not None
+        if not self._is_blocking:
+            self._cuda.faults.append(f"the host spins until {self._stream.name} is done")
         self._cuda.wait(self._stream, self._number)
 
     def elapsed_time(self, end: Event) -> float:
@@ -54,7 +57,8 @@ class Event:
 
 
 class FakeCuda:
-    """In the place of torch.cuda, until a test ends. `faults` are uses of memory that nobody had waited for."""
+    """In the place of torch.cuda, until a test ends. `faults` are uses of memory that nobody had waited for, and waits
+    that keep a processor busy."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, devices: int = 2) -> None:
         self.faults: list[str] = []
