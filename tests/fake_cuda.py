@@ -11,6 +11,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -56,6 +57,14 @@ class Event:
         return 1.0
 
 
+@dataclass(frozen=True, slots=True)
+class _Memory:
+    """Which device memory is of, and the last thing that each stream was given to do with it."""
+
+    index: int
+    users: dict[Stream, int]
+
+
 class FakeCuda:
     """In the place of torch.cuda, until a test ends. `faults` are uses of memory that nobody had waited for, and waits
     that keep a processor busy."""
@@ -66,11 +75,11 @@ class FakeCuda:
         self.begun: Counter[Stream] = Counter()
         self.done: Counter[Stream] = Counter()
         self._defaults = [Stream(self, index, "default stream") for index in range(devices)]
-        self._users: dict[int, dict[Stream, int]] = {}
+        self._memory: dict[int, _Memory] = {}
         self._lock = threading.RLock()
         self._here = threading.local()
         replaced = {
-            "Stream": self._make_stream,
+            "Stream": lambda device: self.make_stream(device.index),
             "Event": lambda **options: Event(self, **options),
             "stream": self.stream,
             "device": self._device,
@@ -83,8 +92,9 @@ class FakeCuda:
             monkeypatch.setattr(torch.cuda, name, value)
         monkeypatch.setattr(torch.version, "cuda", "13.0")
         monkeypatch.setattr(torch, "empty", self._allocating(torch.empty))
-        for name in ("copy_", "cpu", "contiguous", "clone"):
+        for name in ("copy_", "contiguous", "clone"):
             monkeypatch.setattr(torch.Tensor, name, self.using(getattr(torch.Tensor, name)))
+        monkeypatch.setattr(torch.Tensor, "cpu", self._waiting(torch.Tensor.cpu))
 
     # In the place of torch's
 
@@ -99,8 +109,13 @@ class FakeCuda:
                 self._currents[stream.index] = before or self._defaults[stream.index]
 
     def current_stream(self, device: Any = None) -> Stream:
-        index = self._index if device is None else torch.device(device).index
+        index = self._index if device is None else _index(device)
         return self._currents.get(index, self._defaults[index])
+
+    def make_stream(self, index: int) -> Stream:
+        stream = Stream(self, index, f"stream {len(self.streams)}")
+        self.streams.append(stream)
+        return stream
 
     # What uses memory
 
@@ -109,26 +124,25 @@ class FakeCuda:
         with self._lock:
             self.done[stream] = max(self.done[stream], number)
 
-    def take(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Have a tensor's memory be the device's, which the current stream still works on."""
+    def take(self, tensor: torch.Tensor, index: int | None = None) -> torch.Tensor:
+        """Have a tensor's memory be a device's, the current one's or this one's, whose current stream works on it."""
         with self._lock:
-            self._users[_place(tensor)] = {}
+            self._memory[_place(tensor)] = _Memory(self._index if index is None else index, {})
             self.use(tensor)
         return tensor
 
     def use(self, *tensors: Any) -> None:
-        """The current stream is given work on those that lie on the device."""
-        stream = self.current_stream()
+        """The current stream of the device that tensors lie on, if they do, is given work on them."""
         with self._lock:
-            for tensor in tensors:
-                users = self._users.get(_place(tensor)) if isinstance(tensor, torch.Tensor) else None
-                if users is None:
+            for memory in (self._memory_of(tensor) for tensor in tensors):
+                if memory is None:
                     continue
-                for user, number in users.items():
+                stream = self.current_stream(memory.index)
+                for user, number in memory.users.items():
                     if user is not stream and number > self.done[user]:
                         self.faults.append(f"{stream.name} uses what {user.name} may still work on")
                 self.begun[stream] += 1
-                users[stream] = self.begun[stream]
+                memory.users[stream] = self.begun[stream]
 
     def using(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """A function that uses what it is given, and whose result lies where its first argument does."""
@@ -136,11 +150,14 @@ class FakeCuda:
         def used(first: Any, *others: Any, **options: Any) -> Any:
             result = function(first, *others, **options)
             self.use(first, *others)
-            if isinstance(result, torch.Tensor) and _place(first) in self._users and _place(result) not in self._users:
-                self.take(result)
+            if (memory := self._memory_of(first)) and isinstance(result, torch.Tensor) and not self._memory_of(result):
+                self.take(result, memory.index)
             return result
 
         return used
+
+    def _memory_of(self, tensor: Any) -> _Memory | None:
+        return self._memory.get(_place(tensor)) if isinstance(tensor, torch.Tensor) else None
 
     @property
     def _index(self) -> int:
@@ -153,19 +170,23 @@ class FakeCuda:
         found: dict[int, Stream] = self._here.currents
         return found
 
-    def _make_stream(self, device: torch.device) -> Stream:
-        stream = Stream(self, device.index, f"stream {len(self.streams)}")
-        self.streams.append(stream)
-        return stream
-
     @contextmanager
     def _device(self, device: Any) -> Iterator[None]:
         before = self._index
-        self._here.index = torch.device("cuda", device).index if isinstance(device, int) else device.index
+        self._here.index = _index(device)
         try:
             yield
         finally:
             self._here.index = before
+
+    def _waiting(self, cpu: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def wait(tensor: torch.Tensor) -> torch.Tensor:
+            self.use(tensor)
+            if memory := self._memory_of(tensor):
+                self.current_stream(memory.index).synchronize()
+            return cpu(tensor)
+
+        return wait
 
     def _allocating(self, empty: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         def allocate(*shape: Any, **options: Any) -> torch.Tensor:
@@ -175,6 +196,10 @@ class FakeCuda:
             return self.take(empty(*shape, **options | {"device": "cpu"}))
 
         return allocate
+
+
+def _index(device: Any) -> int:
+    return device if isinstance(device, int) else int(torch.device(device).index)
 
 
 def _place(tensor: torch.Tensor) -> int:

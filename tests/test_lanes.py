@@ -53,13 +53,13 @@ def test_memory_is_the_lanes_that_writes_it(cuda: FakeCuda, lanes: Lanes) -> Non
     to it has to be that one."""
     memory, source = lanes.device_memory(5), torch.arange(5, dtype=torch.uint8)
     lanes.up.run(lambda: memory.copy_(source))
-    lanes.back.run(lambda: memory.cpu())
+    lanes.back.run(lambda: cuda.use(memory))
     assert cuda.faults == []
 
 
 def test_what_nobody_waited_for_is_noticed(cuda: FakeCuda, lanes: Lanes) -> None:
     """That is, by what stands in for the device in these tests."""
-    memory = cuda.take(torch.zeros(5))
-    lanes.back.run(lambda: memory.cpu())
+    memory = cuda.take(torch.zeros(5), 1)
+    lanes.back.run(lambda: cuda.use(memory))
     [own] = cuda.faults
-    assert own == "stream 2 of cuda:1 uses what default stream of cuda:0 may still work on"
+    assert own == "stream 2 of cuda:1 uses what default stream of cuda:1 may still work on"

@@ -45,12 +45,6 @@ class Lanes:
     back: Lane
     is_pinned: bool
 
-    def settle(self) -> None:
-        """Wait for what the caller has had the device begin, in the stream that is his, before another reads of it."""
-        if self.device.type == "cuda":
-            with _failing(self.name):
-                torch.cuda.current_stream(self.device).synchronize()
-
     def host_memory(self, count_bytes: int) -> torch.Tensor:
         """Memory of the host that copies to and from the device do not have to stage."""
         with _failing(self.name):
@@ -118,6 +112,12 @@ def cuda_lanes(index: int, what: str) -> Lanes:
     name, device = f"cuda:{index}", torch.device("cuda", index)
     up, compute, back = (_CudaLane(name, device) for _ in range(3))
     return Lanes(name, model, device, up, compute, back, is_pinned=True)
+
+
+def settle(name: str) -> None:
+    """Wait for what the caller has had a CUDA device begin, in the stream that is his, before another reads of it."""
+    with _failing(name):
+        torch.cuda.current_stream(name).synchronize()
 
 
 def interpreted_lanes() -> Lanes:
