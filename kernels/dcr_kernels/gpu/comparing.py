@@ -14,7 +14,7 @@ import torch
 import triton
 
 from dcr_kernels.gpu.compacting import compact, gather
-from dcr_kernels.gpu.elements import BLOCK_BYTES, OPTIONS, SIGNED, TILE_BYTES, check_elements, on_device_of, tile_warps
+from dcr_kernels.gpu.elements import BLOCK_BYTES, OPTIONS, SIGNED, TILE_BYTES, check_elements, launching, tile_warps
 from dcr_kernels.gpu.measuring import measure, settle
 from dcr_kernels.reference import CLASSES, ROW_BYTES, unit_keys
 
@@ -161,7 +161,7 @@ def _measure(base: torch.Tensor, target: torch.Tensor | None, blocks: _Blocks, f
         pivot = _likely_top(base, field) + _ABOVE if field[0] else tops
         options = _options(tile, field) | {"is_aligned": blocks.skew == 0}
         kind = {"width": base.itemsize, "is_pair": target is not None}
-        with on_device_of(base):
+        with launching(base):
             sides = base, base if target is None else target
             results = sums, changed, populations
             measure[(tiles,)](
@@ -188,7 +188,7 @@ def _find_changes(
     # Tiles that a block lacks have no members.
     packed = base.new_zeros(count * _TILES if is_ranked else 0, 4, dtype=torch.int64)
     options, known = _options(tile, field), (measured.starts, measured.tops, positions)
-    with on_device_of(base):
+    with launching(base):
         compact[(tiles,)](*sides, blocks.elements, *known, run_members, packed, **options)
         # In memory are those of classes 0, 4, 8, 12, then 1, 5, ...
         in_order = packed.view(torch.int16).view(-1, _TILES, 4, 4).transpose(2, 3).to(torch.int32)
