@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 import torch
 
+from dcr_cli.device import lanes
+
 
 class Stream:
     """One stream of a device."""
@@ -90,6 +92,7 @@ class FakeCuda:
         }
         for name, value in replaced.items():
             monkeypatch.setattr(torch.cuda, name, value)
+        monkeypatch.setattr(lanes, "_MADE", {})
         monkeypatch.setattr(torch.version, "cuda", "13.0")
         monkeypatch.setattr(torch, "empty", self._allocating(torch.empty))
         for name in ("copy_", "contiguous", "clone"):

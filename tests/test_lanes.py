@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import pytest
 import torch
@@ -26,6 +27,22 @@ def test_each_lane_has_a_stream_of_its_own(cuda: FakeCuda, lanes: Lanes) -> None
     found = [lane.run(lambda: cuda.current_stream())[0] for lane in (lanes.up, lanes.compute, lanes.back)]
     assert found == cuda.streams and len(set(found)) == 3 and {stream.index for stream in found} == {1}
     assert cuda.current_stream().name == "default stream of cuda:0"
+
+
+def test_all_who_ask_are_given_the_same(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that ask at once, too, of whom the first waits for the second."""
+    both = threading.Barrier(2)
+
+    def name(index: int) -> str:
+        with suppress(threading.BrokenBarrierError):
+            both.wait(0.3)
+        return "slow"
+
+    monkeypatch.setattr(torch.cuda, "get_device_name", name)
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(lambda _: cuda_lanes(0, "it"), range(2))
+    assert first is second and len(cuda.streams) == 3
+    assert cuda_lanes(1, "it") is cuda_lanes(1, "it") is not first
 
 
 def test_what_a_lane_did_is_done(cuda: FakeCuda, lanes: Lanes) -> None:

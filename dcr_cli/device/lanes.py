@@ -21,6 +21,9 @@ from dcr_cli.errors import LocalError, UnsupportedError
 Result = TypeVar("Result")
 # It has no types for its streams and events.
 _UNTYPED: Any = torch.cuda
+# Torch has 32 streams for all who want one; whoever asks for a device again is given the same.
+_MADE: dict[int, Lanes] = {}
+_MAKING = threading.Lock()
 
 
 class Lane(Protocol):
@@ -94,7 +97,14 @@ class _HostLane:
 
 
 def cuda_lanes(index: int, what: str) -> Lanes:
-    """CUDA device number `index`; UnsupportedError about `what` if there is none."""
+    """CUDA device number `index`, the same for all who ask; UnsupportedError about `what` if there is none."""
+    with _MAKING:
+        if index not in _MADE:
+            _MADE[index] = _make(index, what)
+        return _MADE[index]
+
+
+def _make(index: int, what: str) -> Lanes:
     hint = "--device cpu gives the same bytes"
     if torch.version.cuda is None:
         facts = f"torch {torch.__version__} is built without CUDA"
