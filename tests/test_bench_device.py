@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import io
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,8 @@ import torch
 
 from dcr_cli.delta import device_scan
 from dcr_cli.device import finding
+from dcr_cli.device.lanes import cuda_lanes
+from fake_cuda import FakeCuda
 from interpreter import HAS_CUDA, HAS_TRITON, hurry
 
 pytestmark = [
@@ -28,11 +32,21 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.fixture
-def lanes(monkeypatch: pytest.MonkeyPatch) -> Any:
-    from dcr_cli.device.lanes import interpreted_lanes
+def cuda(bench: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
+    """What is made for it to measure with lies on the device, and nothing is used before that is done."""
+    cuda = FakeCuda(monkeypatch)
+    for name in ("compare", "digest", "patch", "patch_xor"):
+        monkeypatch.setattr(bench.gpu, name, cuda.using(getattr(bench.gpu, name)))
+    for name in ("_pair", "_changes"):
+        make = getattr(bench, name)
+        monkeypatch.setattr(bench, name, lambda *given, make=make: tuple(cuda.take(each) for each in make(*given)))
+    yield cuda
+    assert cuda.faults == []
 
-    lanes = interpreted_lanes()
-    object.__setattr__(lanes, "name", "cuda:0")
+
+@pytest.fixture
+def lanes(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> Any:
+    lanes = replace(cuda_lanes(0, "it"), device=torch.device("cpu"))
     monkeypatch.setattr(finding, "find", lambda index: lanes)
     monkeypatch.setattr(device_scan, "RUN_BYTES", 1)
     monkeypatch.setattr(device_scan, "LEAST_BYTES", 1)
