@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,8 @@ from dcr_cli.device.lanes import cuda_lanes, interpreted_lanes
 from dcr_cli.device.wish import AUTO_BYTES_PER_JOB, Wish, why_not_worth, wish_of
 from dcr_cli.errors import LocalError, UnsupportedError, UsageError
 from dcr_cli.stages import Account, Stage, Stages
+from fake_cuda import FakeCuda
+from interpreter import HAS_CUDA, hurry
 
 LARGE = 1 << 50
 
@@ -89,6 +92,52 @@ def test_why_a_device_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
         finding.find(0)
 
 
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A device is there; what its kernels are compiled by can be replaced."""
+    pytest.importorskip("triton")
+    hurry(monkeypatch)
+    FakeCuda(monkeypatch)
+    monkeypatch.setattr(finding, "DRIVER_NODES", ("/",))
+    from dcr_cli.device import comparing
+
+    return comparing
+
+
+@pytest.mark.skipif(HAS_CUDA, reason="there is a CUDA device, which Triton compiles for")
+def test_a_device_is_tried_before_it_is_found(kernels: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert finding.find(1) is finding.find(1) and finding.find(1).name == "cuda:1"
+    compare = kernels.compare_runs
+    monkeypatch.setattr(kernels, "compare_runs", lambda old, new, *_: compare(old, old, (kernels.Run(2, 0),)))
+    with pytest.raises(UnsupportedError, match=r"on fake 1: RuntimeError: they find changes at \[\]"):
+        finding.find(1)
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (RuntimeError("Failed to find C compiler.\nPlease"), "failed: Failed to find C compiler."),
+        (subprocess.CalledProcessError(1, ["gcc"]), r"failed: Command '\['gcc'\]' returned non-zero exit status 1."),
+        (AssertionError("libcuda.so cannot found!\nPossible"), "AssertionError: libcuda.so cannot found!"),
+        (PermissionError(13, "Permission denied", "/.triton"), r"PermissionError: \[Errno 13\] .*'/.triton'"),
+        (torch.cuda.OutOfMemoryError("tried to allocate"), "out of memory"),
+    ],
+)
+def test_where_kernels_cannot_run_the_cpu_works(
+    kernels: Any, error: Exception, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That is, unless the device was asked for."""
+
+    def fail(*_: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(kernels, "compare_runs", fail)
+    with pytest.raises(UnsupportedError, match=f"^--device cuda:0: kernels do not run on fake 0: {said}$"):
+        finding.choose(Wish("cuda"), work_bytes=0, jobs=1)
+    found = finding.choose(Wish("auto"), work_bytes=LARGE, jobs=1)
+    assert found.lanes is None and re.fullmatch(f"kernels do not run on fake 0: {said}", found.why)
+
+
 def test_why_torch_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "cuda", None)
     with pytest.raises(UnsupportedError, match=r"^it: torch .* is built without CUDA$"):
@@ -117,6 +166,8 @@ def test_why_torch_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (torch.cuda.OutOfMemoryError("tried to allocate\nmuch"), "cuda:1: out of memory"),
         (RuntimeError("an illegal memory access\nwas met"), "cuda:1: failed: an illegal memory access"),
+        (subprocess.CalledProcessError(1, "gcc"), "cuda:1: failed: Command 'gcc' returned non-zero exit status 1."),
+        (type("PTXASError", (Exception,), {"__module__": "triton.runtime.errors"})("no"), "cuda:1: failed: no"),
     ],
 )
 def test_a_device_that_fails_is_an_error_and_no_fall_back(

@@ -190,5 +190,19 @@ class Device:
         return tuple(place.numpy() for place in places)
 
 
+def try_kernels(lanes: Lanes) -> None:
+    """Compare two elements of BF16. Whatever is raised says why no others can be: Triton needs a C compiler, a library
+    of the driver, and a folder for what it has compiled, and says so at a first launch."""
+    sides = [lanes.device_memory(4).view(torch.int16) for _ in range(2)]
+    bits = torch.tensor([[1, 2], [1, 3]], dtype=torch.int16)
+    lanes.up.run(lambda: [side.copy_(row) for side, row in zip(sides, bits, strict=True)])
+    old, new = (side.view(torch.uint16) for side in sides)
+    found, _ = lanes.compute.run(
+        lambda: compare_runs(old, new, (Run(2, 0),), (8, 7)).positions.view(torch.int32).tolist()
+    )
+    if found != [1]:
+        raise RuntimeError(f"they find changes at {found}, and there is one at 1")
+
+
 def _ranks_of(ranking: Ranks | None) -> tuple[torch.Tensor, ...]:
     return (ranking.ranks,) if ranking is not None else ()

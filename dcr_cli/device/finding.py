@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dcr_cli.device.wish import AUTO, CPU, Wish, why_not_worth
-from dcr_cli.errors import UnsupportedError
+from dcr_cli.errors import DcrError, UnsupportedError
 
 if TYPE_CHECKING:
     from dcr_cli.device.lanes import Lanes
@@ -62,7 +62,7 @@ def check(wish: Wish) -> None:
 
 
 def find(index: int) -> Lanes:
-    """CUDA device number `index`, ready for work; UnsupportedError says why it cannot be had."""
+    """CUDA device number `index`, on which kernels have run; UnsupportedError says why it cannot be had."""
     what = f"--device cuda:{index}"
     if find_spec("triton") is None:
         raise UnsupportedError(what, "Triton is not installed", hint='pip install "dcr-cli[gpu]"')
@@ -73,4 +73,13 @@ def find(index: int) -> Lanes:
         from dcr_cli.device.lanes import cuda_lanes
     except (ImportError, OSError) as error:
         raise UnsupportedError(what, f"torch cannot be imported: {error}", hint=_INSTEAD) from error
-    return cuda_lanes(index, what)
+    lanes = cuda_lanes(index, what)
+    try:
+        from dcr_cli.device.comparing import try_kernels
+
+        try_kernels(lanes)
+    except Exception as error:
+        # Triton raises what it meets, of any kind.
+        said = error.facts if isinstance(error, DcrError) else f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise UnsupportedError(what, f"kernels do not run on {lanes.model}: {said}", hint=_INSTEAD) from error
+    return lanes

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from subprocess import SubprocessError
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -21,6 +22,7 @@ from dcr_cli.errors import LocalError, UnsupportedError
 Result = TypeVar("Result")
 # It has no types for its streams and events.
 _UNTYPED: Any = torch.cuda
+_INSTEAD = "--device cpu gives the same bytes"
 # Torch has 32 streams for all who want one; whoever asks for a device again is given the same.
 _MADE: dict[int, Lanes] = {}
 _MAKING = threading.Lock()
@@ -105,20 +107,21 @@ def cuda_lanes(index: int, what: str) -> Lanes:
 
 
 def _make(index: int, what: str) -> Lanes:
-    hint = "--device cpu gives the same bytes"
     if torch.version.cuda is None:
         facts = f"torch {torch.__version__} is built without CUDA"
-        raise UnsupportedError(what, facts, hint=f"install a build of torch with CUDA; {hint}")
+        raise UnsupportedError(what, facts, hint=f"install a build of torch with CUDA; {_INSTEAD}")
     try:
         count = torch.cuda.device_count()
         if not count:
-            raise UnsupportedError(what, "torch finds no CUDA device", hint=f"nvidia-smi shows what is there; {hint}")
+            raise UnsupportedError(
+                what, "torch finds no CUDA device", hint=f"nvidia-smi shows what is there; {_INSTEAD}"
+            )
         if index >= count:
             facts = f"there {'is one CUDA device' if count == 1 else f'are {count} CUDA devices'}, numbered from 0"
-            raise UnsupportedError(what, facts, hint=hint)
+            raise UnsupportedError(what, facts, hint=_INSTEAD)
         model = torch.cuda.get_device_name(index)
     except RuntimeError as error:
-        raise UnsupportedError(what, f"CUDA does not start: {_first_line(error)}", hint=hint) from error
+        raise UnsupportedError(what, f"CUDA does not start: {_first_line(error)}", hint=_INSTEAD) from error
     name, device = f"cuda:{index}", torch.device("cuda", index)
     up, compute, back = (_CudaLane(name, device) for _ in range(3))
     return Lanes(name, model, device, up, compute, back, is_pinned=True)
@@ -143,8 +146,13 @@ def _failing(name: str) -> Iterator[None]:
         yield
     except torch.cuda.OutOfMemoryError as error:
         raise LocalError(name, "out of memory", hint="free some of it, or give --device cpu") from error
-    except RuntimeError as error:
-        raise LocalError(name, f"failed: {_first_line(error)}", hint="--device cpu gives the same bytes") from error
+    except (RuntimeError, SubprocessError) as error:
+        raise LocalError(name, f"failed: {_first_line(error)}", hint=_INSTEAD) from error
+    except Exception as error:
+        # Triton's own are no RuntimeErrors, and this module does not import it.
+        if not any(kind.__module__.partition(".")[0] == "triton" for kind in type(error).__mro__):
+            raise
+        raise LocalError(name, f"failed: {_first_line(error)}", hint=_INSTEAD) from error
 
 
 def _first_line(error: Exception) -> str:
