@@ -16,7 +16,7 @@ import torch
 import dcr_cli
 from commands import Run
 from dcr_cli.device import finding
-from dcr_cli.device.lanes import cuda_lanes, interpreted_lanes
+from dcr_cli.device.lanes import cuda_lanes
 from dcr_cli.device.wish import AUTO_BYTES_PER_JOB, Wish, why_not_worth, wish_of
 from dcr_cli.errors import LocalError, UnsupportedError, UsageError
 from dcr_cli.stages import Account, Stage, Stages
@@ -75,7 +75,8 @@ def test_auto_looks_only_where_the_work_is_large(monkeypatch: pytest.MonkeyPatch
 
 
 def test_auto_takes_a_device_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    lanes = interpreted_lanes()
+    FakeCuda(monkeypatch)
+    lanes = cuda_lanes(1, "it")
     monkeypatch.setattr(finding, "find", lambda index: lanes)
     assert finding.choose(Wish("auto"), work_bytes=LARGE, jobs=1).lanes is lanes
     assert finding.choose(Wish("cuda"), work_bytes=0, jobs=1).why.endswith(", as asked for")
@@ -176,9 +177,9 @@ def test_a_device_that_fails_is_an_error_and_no_fall_back(
     def fail(*_: Any, **__: Any) -> Any:
         raise error
 
+    FakeCuda(monkeypatch)
     monkeypatch.setattr(torch, "empty", fail)
-    lanes = interpreted_lanes()
-    object.__setattr__(lanes, "name", "cuda:1")
+    lanes = cuda_lanes(1, "it")
     for memory in (lanes.host_memory, lanes.device_memory):
         with pytest.raises(LocalError, match=f"^{facts}$") as caught:
             memory(1)
@@ -242,7 +243,7 @@ def test_a_device_that_cannot_be_had_changes_nothing(
 def test_files_are_patched_on_the_cpu_and_it_is_said(
     run: Run, tiny_pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(finding, "find", lambda index: interpreted_lanes())
+    monkeypatch.setattr(finding, "find", lambda index: None)
     base, target = tiny_pair
     dcr_cli.diff(base, target, tmp_path / "delta")
     ran = run("apply", tmp_path / "delta", base, "--device", "cuda", "-n")

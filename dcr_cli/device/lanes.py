@@ -8,12 +8,11 @@ user has returned.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from subprocess import SubprocessError
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -28,44 +27,8 @@ _MADE: dict[int, Lanes] = {}
 _MAKING = threading.Lock()
 
 
-class Lane(Protocol):
-    """Does work of one kind, one after the other."""
-
-    def run(self, work: Callable[[], Result]) -> tuple[Result, float]:
-        """Do it, and wait until it is done: what it returns, and the seconds that it took itself.
-
-        LocalError if the device fails, or its memory does not suffice.
-        """
-
-
-@dataclass(frozen=True, slots=True)
-class Lanes:
-    """A device: its name, as `--device` has it, its model, its lanes, and whether its copies want pinned memory."""
-
-    name: str
-    model: str
-    device: torch.device
-    up: Lane
-    compute: Lane
-    back: Lane
-    is_pinned: bool
-
-    def host_memory(self, count_bytes: int) -> torch.Tensor:
-        """Memory of the host that copies to and from the device do not have to stage."""
-        with _failing(self.name):
-            return torch.empty(count_bytes, dtype=torch.uint8, pin_memory=self.is_pinned)
-
-    def device_memory(self, count_bytes: int) -> torch.Tensor:
-        """Memory of the device, which is written on its way there.
-
-        It is allocated in that lane, because torch hands out what was freed in a stream while that still works on it.
-        """
-        with _failing(self.name):
-            return self.up.run(lambda: torch.empty(count_bytes, dtype=torch.uint8, device=self.device))[0]
-
-
-class _CudaLane:
-    """A stream of its own."""
+class Lane:
+    """Does work of one kind, one after the other, in a stream of its own."""
 
     def __init__(self, name: str, device: torch.device) -> None:
         self._name = name
@@ -75,6 +38,10 @@ class _CudaLane:
             self._stream: Any = _UNTYPED.Stream(device)
 
     def run(self, work: Callable[[], Result]) -> tuple[Result, float]:
+        """Do it, and wait until it is done: what it returns, and the seconds that it took itself.
+
+        LocalError if the device fails, or its memory does not suffice.
+        """
         with _failing(self._name), torch.cuda.device(self._device):
             # Whoever waits for one that does not block keeps a processor busy.
             start, end = (_UNTYPED.Event(enable_timing=True, blocking=True) for _ in range(2))
@@ -86,16 +53,29 @@ class _CudaLane:
             return result, float(start.elapsed_time(end)) / 1000
 
 
-class _HostLane:
-    """The host itself, on which Triton's interpreter runs kernels: what they do can be seen without a device."""
+@dataclass(frozen=True, slots=True)
+class Lanes:
+    """A device: its name, as `--device` has it, its model, and its lanes."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
+    name: str
+    model: str
+    device: torch.device
+    up: Lane
+    compute: Lane
+    back: Lane
 
-    def run(self, work: Callable[[], Result]) -> tuple[Result, float]:
-        with self._lock:
-            start = time.perf_counter()
-            return work(), time.perf_counter() - start
+    def host_memory(self, count_bytes: int) -> torch.Tensor:
+        """Memory of the host that copies to and from the device do not have to stage."""
+        with _failing(self.name):
+            return torch.empty(count_bytes, dtype=torch.uint8, pin_memory=True)
+
+    def device_memory(self, count_bytes: int) -> torch.Tensor:
+        """Memory of the device, which is written on its way there.
+
+        It is allocated in that lane, because torch hands out what was freed in a stream while that still works on it.
+        """
+        with _failing(self.name):
+            return self.up.run(lambda: torch.empty(count_bytes, dtype=torch.uint8, device=self.device))[0]
 
 
 def cuda_lanes(index: int, what: str) -> Lanes:
@@ -123,20 +103,14 @@ def _make(index: int, what: str) -> Lanes:
     except RuntimeError as error:
         raise UnsupportedError(what, f"CUDA does not start: {_first_line(error)}", hint=_INSTEAD) from error
     name, device = f"cuda:{index}", torch.device("cuda", index)
-    up, compute, back = (_CudaLane(name, device) for _ in range(3))
-    return Lanes(name, model, device, up, compute, back, is_pinned=True)
+    up, compute, back = (Lane(name, device) for _ in range(3))
+    return Lanes(name, model, device, up, compute, back)
 
 
 def settle(name: str) -> None:
     """Wait for what the caller has had a CUDA device begin, in the stream that is his, before another reads of it."""
     with _failing(name):
         torch.cuda.current_stream(name).synchronize()
-
-
-def interpreted_lanes() -> Lanes:
-    """Triton's interpreter in the place of a device, where TRITON_INTERPRET was set before Triton was imported."""
-    up, compute, back = (_HostLane() for _ in range(3))
-    return Lanes("interpreter", "Triton's interpreter", torch.device("cpu"), up, compute, back, is_pinned=False)
 
 
 @contextmanager
