@@ -211,6 +211,24 @@ class DeviceDeltas:
         assert tree(tmp_path / "strided") == tree(tmp_path / "plain")
         assert strided.changed_elements == plain.changed_elements == 86
 
+    def test_bytes_at_an_odd_place(self, tmp_path: Path, device: Counter[int], memory: str) -> None:
+        """Bits that are given as bytes lie wherever their bucket has them."""
+        old, new = pair(SPECS["BF16"], 1000, 0.02)
+        found = []
+        for name, place in (("there", memory), ("here", "cpu")):
+            base = write_checkpoint(tmp_path / f"base {name}", {"a": ("BF16", (1000,), old.tobytes())})
+            remote = tmp_path / f"remote {name}"
+            dcr_cli.push(base, remote, baseline=tmp_path / name)
+            bucket = torch.zeros(2001, dtype=torch.uint8, device=place)
+            bucket[1:].copy_(torch.from_numpy(new.view(np.uint8)))
+            wish = "auto" if name == "there" else "cpu"
+            with dcr_cli.Publisher(remote, tmp_path / name, device=wish) as publisher:
+                publisher.begin()
+                publisher.add("a", bucket[1:])
+                publisher.commit()
+            found.append(coded_blocks(remote, 2))
+        assert device[2] == 1 and found[0] == found[1] and found[0]
+
     def test_tensors_that_are_longer_than_a_batch(
         self, tmp_path: Path, device: Counter[int], memory: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -69,13 +69,15 @@ def bytes_of(given: Any, tensor: Tensor) -> Bytes:
 
 def bytes_there(given: Any, tensor: Tensor) -> tuple[int, Any] | None:
     """If what is given for `tensor` lies on a CUDA device: its number, and the bytes as a torch tensor there, without a
-    copy where they lie in one piece, once what the caller had the device begin before is done. None for anything else;
-    errors as `bytes_of`, LocalError if the device fails.
+    copy where they lie in one piece, at a multiple of the elements' width, once what the caller had the device begin
+    before is done. None for anything else; errors as `bytes_of`, LocalError if the device fails.
     """
     index = _device_of(given) if _is_torch(given) and given.numel() else None
     if index is None:
         return None
     data = _plain_torch(given, tensor).view(sys.modules["torch"].uint8)
+    if data.storage_offset() % tensor.dtype.width or data.data_ptr() % tensor.dtype.width:
+        data = data.clone()
     # Whoever reads it does so in another stream; the copy, if there is one, was made in this one.
     from dcr_cli.device.lanes import settle
 
