@@ -17,7 +17,7 @@ import dcr_cli
 from commands import Run
 from dcr_cli.device import finding
 from dcr_cli.device.lanes import cuda_lanes
-from dcr_cli.device.wish import AUTO_BYTES_PER_JOB, Wish, why_not_worth, wish_of
+from dcr_cli.device.wish import AUTO_BYTES_PER_JOB, MOST_SLOTS, Wish, why_not_worth, wish_of
 from dcr_cli.errors import LocalError, UnsupportedError, UsageError
 from dcr_cli.stages import Account, Stage, Stages
 from fake_cuda import FakeCuda
@@ -45,11 +45,12 @@ def test_what_is_no_device_is_refused(text: str, run: Run, tiny_pair: tuple[Path
 
 
 def test_work_is_worth_a_device_from_so_many_bytes_on() -> None:
-    for jobs in (1, 2, 16):
+    for jobs in (1, 2, MOST_SLOTS):
         assert why_not_worth(AUTO_BYTES_PER_JOB * jobs, jobs) is None
         assert why_not_worth(AUTO_BYTES_PER_JOB * jobs - 1, jobs) is not None
     expected = "1 GB to compare, and with 2 threads a device is worth its start from 64 GB on"
     assert why_not_worth(10**9, 2) == expected
+    assert why_not_worth(LARGE, MOST_SLOTS + 1) == "9 threads compare as fast as a device is given what it compares"
     assert "with one thread a device is worth its start from 32 GB on" in str(why_not_worth(0, 1))
 
 

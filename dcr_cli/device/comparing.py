@@ -19,14 +19,13 @@ from numpy.typing import NDArray
 
 import dcr_kernels as kernels
 from dcr_cli.device.lanes import Lanes
+from dcr_cli.device.wish import MOST_SLOTS
 from dcr_cli.stages import Stages
 from dcr_kernels.gpu import Compared, Ranks, Run, compare_runs, digest
 from dcr_kernels.gpu.elements import BLOCK_BYTES
 
 # No batch has sides of more bytes: then a copy takes a few milliseconds, against half a one of launches and waits.
 BATCH_BYTES = 64 << 20
-# While one slot is read into, one is copied, one compared, and one comes back.
-MOST_SLOTS = 4
 # What comes back does so in parts of this size; all changes of a block fit, of any width.
 _BACK_BYTES = 16 << 20
 _ELEMENTS = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32, 8: torch.uint64}
