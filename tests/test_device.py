@@ -83,6 +83,18 @@ def test_auto_takes_a_device_that_is_there(monkeypatch: pytest.MonkeyPatch) -> N
     assert finding.choose(Wish("cuda"), work_bytes=0, jobs=1).why.endswith(", as asked for")
 
 
+def test_auto_takes_the_device_of_its_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That is, the one which its process has made the current one; without CUDA begun, nothing is begun to look."""
+    FakeCuda(monkeypatch)
+    monkeypatch.setattr(finding, "find", lambda index: cuda_lanes(index, "it"))
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    with torch.cuda.device(1):
+        assert finding.choose(Wish("auto"), work_bytes=LARGE, jobs=1).name == "cuda:1"
+        assert finding.choose(Wish("cuda", 0), work_bytes=LARGE, jobs=1).name == "cuda:0"
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+        assert finding.choose(Wish("auto"), work_bytes=LARGE, jobs=1).name == "cuda:0"
+
+
 def test_why_a_device_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(finding, "find_spec", lambda name: None)
     with pytest.raises(UnsupportedError, match=r"^--device cuda:2: Triton is not installed$") as caught:

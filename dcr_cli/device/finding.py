@@ -5,6 +5,7 @@ Comparing on it is comparing.py's work. torch is imported last, when all else sa
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -35,7 +36,8 @@ class Found:
 
 
 def choose(wish: Wish, *, work_bytes: int, jobs: int) -> Found:
-    """The device for comparing so many bytes: with `auto`, CUDA where it is there and the work is worth its start.
+    """The device for comparing so many bytes: with `auto`, CUDA where it is there and the work is worth its start, and
+    the device that is this process's in torch, if it has begun with one.
 
     UnsupportedError if a device that is asked for cannot be had. What is chosen here stays chosen: no later fault falls
     back to the CPU.
@@ -49,10 +51,16 @@ def choose(wish: Wish, *, work_bytes: int, jobs: int) -> Found:
     if reason is not None:
         return Found(None, reason)
     try:
-        lanes = find(wish.index)
+        lanes = find(_current())
     except UnsupportedError as error:
         return Found(None, error.facts)
     return Found(lanes, lanes.model)
+
+
+def _current() -> int:
+    """The device that this process works on, if it has begun with one: ranks beside each other have one each."""
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    return int(cuda.current_device()) if cuda is not None and cuda.is_initialized() else 0
 
 
 def check(wish: Wish) -> None:
