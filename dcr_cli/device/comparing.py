@@ -190,17 +190,25 @@ class Device:
 
 
 def try_kernels(lanes: Lanes) -> None:
-    """Compare two elements of BF16. Whatever is raised says why no others can be: Triton needs a C compiler, a library
-    of the driver, and a folder for what it has compiled, and says so at a first launch."""
-    sides = [lanes.device_memory(4).view(torch.int16) for _ in range(2)]
-    bits = torch.tensor([[1, 2], [1, 3]], dtype=torch.int16)
-    lanes.up.run(lambda: [side.copy_(row) for side, row in zip(sides, bits, strict=True)])
-    old, new = (side.view(torch.uint16) for side in sides)
-    found, _ = lanes.compute.run(
-        lambda: compare_runs(old, new, (Run(2, 0),), (8, 7)).positions.view(torch.int32).tolist()
-    )
-    if found != [1]:
-        raise RuntimeError(f"they find changes at {found}, and there is one at 1")
+    """Compare two tiles of BF16, and raise whatever stands in the way: at a first launch Triton needs a C compiler, a
+    library of the driver, and a folder for what it has compiled. RuntimeError if this Triton's kernels find anything
+    but what the CPU finds."""
+    old = np.arange(0x3F00, 0x3F00 + 5000, dtype=np.uint16)
+    new = old ^ (old % 7 == 0)
+    batch, exponent = (Run(len(old), 0),), (8, 7)
+    sides = [lanes.device_memory(side.nbytes).view(torch.uint16) for side in (old, new)]
+    bits = [torch.from_numpy(side) for side in (old, new)]
+    lanes.up.run(lambda: [there.copy_(side) for there, side in zip(sides, bits, strict=True)])
+    found, _ = lanes.compute.run(lambda: _on_host(compare_runs(sides[0], sides[1], batch, exponent)))
+    expected = kernels.compare(old, new, 0, exponent)
+    pairs = zip(found, (expected.digest, expected.growth, expected.positions, expected.old, expected.new), strict=True)
+    if not all(np.array_equal(here, there) for here, there in pairs):
+        raise RuntimeError("what they find is not what the CPU finds")
+
+
+def _on_host(found: Compared) -> list[NDArray[Any]]:
+    """All that is found in one block, but ranks."""
+    return [each.cpu().numpy() for each in (found.digests[0], found.growths[0], found.positions, found.old, found.new)]
 
 
 def _ranks_of(ranking: Ranks | None) -> tuple[torch.Tensor, ...]:

@@ -215,7 +215,9 @@ def _likely_top(base: torch.Tensor, field: tuple[int, int]) -> torch.Tensor:
     some = base[:: max(1, base.numel() // _SAMPLE)].to(torch.int64)
     exponents = some >> field[1] & (1 << field[0]) - 1
     # As many as may lie above it are left out, and it is the largest of the others.
-    return exponents.kthvalue(len(exponents) - len(exponents) // 256, keepdim=True).values.to(torch.int32)
+    last = len(exponents) - len(exponents) // 256
+    # Torch's kthvalue refuses on CUDA if a process wants its algorithms to be deterministic.
+    return exponents.sort().values[last - 1 : last].to(torch.int32)
 
 
 @cache
