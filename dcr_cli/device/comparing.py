@@ -124,7 +124,10 @@ class Device:
     def _slot(self) -> Iterator[_Slot]:
         """A slot that is free, made when it is first needed."""
         with self._turn:
-            slot = self._free.pop() if self._free else _Slot(self.lanes)
+            try:
+                slot = self._free.pop()
+            except IndexError:
+                slot = _Slot(self.lanes)
             try:
                 yield slot
             finally:
