@@ -5,7 +5,8 @@ target, so that comparing, which reads both sides, comes to at most half of what
 and patched is checked first: against the CPU's kernels, block by block, digests and drafts included, and a delta of
 files against the CPU's, byte by byte. Files are in memory already, and on both ways as many threads work.
 
-Left out: how long torch takes to import, CUDA to start and kernels to compile; devices that others use meanwhile.
+Left out: how long torch takes to import, CUDA to start, kernels to compile, and pinned memory to be allocated, which
+the better of two runs of `dcr diff` finds done; devices that others use meanwhile.
 """
 
 from __future__ import annotations
