@@ -194,9 +194,10 @@ class FakeCuda:
     def _allocating(self, empty: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         def allocate(*shape: Any, **options: Any) -> torch.Tensor:
             options.pop("pin_memory", None)
-            if torch.device(options.get("device") or "cpu").type != "cuda":
+            device = torch.device(options.get("device") or "cpu")
+            if device.type != "cuda":
                 return empty(*shape, **options)
-            return self.take(empty(*shape, **options | {"device": "cpu"}))
+            return self.take(empty(*shape, **options | {"device": "cpu"}), device.index)
 
         return allocate
 
