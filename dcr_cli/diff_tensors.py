@@ -63,9 +63,10 @@ def diff_tensors(
     """Compare tensors, by name, with what they were; with `output`, write the delta there, as `diff` does.
 
     Both have the same names, and by each a torch tensor or NumPy array of one dtype and shape, in any memory. Long ones
-    that lie on a CUDA device are compared there, if Triton is installed: what is on that device on both sides does not
-    leave it, but for the changes. `device` can be `cpu`, or a device, `cuda` or `cuda:N`, for those that lie in the
-    host's memory. None may change meanwhile.
+    that lie on a CUDA device are compared there, if Triton is installed: of what is on that device on both sides only
+    changes leave it, and whole blocks of 512 KiB of which more than an eighth changed. Memory that this took there
+    stays with torch, for what comes next; torch.cuda.empty_cache() gives it back. `device` can be `cpu`, or a device,
+    `cuda` or `cuda:N`, for those that lie in the host's memory. None may change meanwhile.
 
     The delta is the one between checkpoints of one shard each, with the tensors in canonical order: any receiver whose
     tensors are the base's, in whichever shards, comes to the target's, and keeps its other files. Raises UsageError

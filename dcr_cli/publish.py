@@ -68,8 +68,8 @@ class Publisher:
     `module:function`, are those that its rules may call.
 
     Long tensors that lie on a CUDA device are compared there, where Triton is installed: the base's bytes go there, and
-    only changes leave it. `device` can be `cpu`, or a device, `cuda` or `cuda:N`, for those that lie in the host's
-    memory.
+    only changes leave it, and whole blocks of 512 KiB of which more than an eighth changed. `device` can be `cpu`, or a
+    device, `cuda` or `cuda:N`, for those that lie in the host's memory.
 
     With `anchor_every` a version whose anchor is so many versions old gets one, from a baseline in a folder. With
     `trusted_keys`, public keys or files with them, the versions that are followed have to be signed by one of these.

@@ -5,7 +5,8 @@ target, so that comparing, which reads both sides, comes to at most half of what
 and patched is checked first: against the CPU's kernels, block by block, digests and drafts included, and a delta of
 files against the CPU's, byte by byte. Files are in memory already, and on both ways as many threads work.
 
-Left out: how long torch takes to import, CUDA to start and kernels to compile; devices that others use meanwhile.
+Left out: how long torch takes to import, CUDA to start, kernels to compile, and pinned memory to be allocated, which
+the better of two runs of `dcr diff` finds done; devices that others use meanwhile.
 """
 
 from __future__ import annotations
@@ -70,12 +71,9 @@ def _kernels(lanes: Lanes, report: Report, copy: float, sizes: Sizes, percent: i
     rate = _rate(lanes.compute, partial(gpu.compare, base, target, 0, EXPONENT), base.nbytes, sizes.rounds)
     share = f"{100 * 2 * rate / copy:.0f} % of the copy, which moves as many bytes"
     report.add(f"compare and rank, {percent} %", rate, "GB/s", note=share)
-    places = (base.view(torch.int16) != target.view(torch.int16)).nonzero().flatten()
-    values = target.view(torch.int16)[places]
-    masks = (base.view(torch.int16)[places] ^ values).view(torch.uint16)
-    ways = (("patch", gpu.patch, values.view(torch.uint16)), ("patch xor", gpu.patch_xor, masks))
-    for name, patch, bits in ways:
-        out = base.clone()
+    places, values, masks = lanes.compute.run(partial(_changes, base, target))[0]
+    for name, patch, bits in (("patch", gpu.patch, values), ("patch xor", gpu.patch_xor, masks)):
+        out, _ = lanes.compute.run(base.clone)
         # An odd number of times, the one that loads the kernel included: then masks have flipped what they should.
         rounds = 2 * max(1, sizes.rounds // 2)
         rate = _rate(lanes.compute, partial(patch, out, places, bits), base.nbytes, rounds)
@@ -85,8 +83,15 @@ def _kernels(lanes: Lanes, report: Report, copy: float, sizes: Sizes, percent: i
 
 
 def pair(lanes: Lanes, elements: int, percent: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Weights as they are distributed, and a share of them a step further, on the device, as bits."""
-    with torch.device(lanes.device):
+    """Weights as they are distributed, and a share of them a step further, on the device, as bits.
+
+    As all that is measured with, they are made in a lane, which waits until that is done.
+    """
+    return lanes.compute.run(partial(_pair, lanes.device, elements, percent))[0]
+
+
+def _pair(device: torch.device, elements: int, percent: int) -> tuple[torch.Tensor, torch.Tensor]:
+    with torch.device(device):
         torch.manual_seed(percent)
         base = torch.empty(elements, dtype=torch.bfloat16)
         target = torch.empty(elements, dtype=torch.int16)
@@ -96,6 +101,14 @@ def pair(lanes: Lanes, elements: int, percent: int) -> tuple[torch.Tensor, torch
             step = 1 - 2 * torch.randint(2, (len(some),), dtype=torch.int16)
             target[begin : begin + AT_ONCE] = some.view(torch.int16) + step * is_changed
     return base.view(torch.uint16), target.view(torch.uint16)
+
+
+def _changes(base: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Where two sides differ, the bits there, and the masks of those that flip."""
+    old, new = base.view(torch.int16), target.view(torch.int16)
+    places = (old != new).nonzero().flatten()
+    values = new[places]
+    return places, values.view(torch.uint16), (old[places] ^ values).view(torch.uint16)
 
 
 def check_comparison(lanes: Lanes, base: torch.Tensor, target: torch.Tensor) -> None:
@@ -120,7 +133,7 @@ def plain(value: Any) -> Any:
 
 def _copies(lanes: Lanes, report: Report, data: torch.Tensor, rounds: int) -> float:
     """Time copies on the device, to it and back; the GB/s that one on it moves."""
-    there, host = torch.empty_like(data), lanes.host_memory(data.nbytes).view(data.dtype)
+    there, host = lanes.device_memory(data.nbytes).view(data.dtype), lanes.host_memory(data.nbytes).view(data.dtype)
     rate = _rate(lanes.compute, partial(there.copy_, data), 2 * data.nbytes, rounds)
     report.add("copy on the device", rate, "GB/s", note="bytes read and written")
     for name, lane, out, source in (("to", lanes.up, there, host), ("from", lanes.back, host, data)):

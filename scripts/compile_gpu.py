@@ -4,8 +4,9 @@
 
 Compiles them for elements of each width (default: 1 2 4 8 bytes) as they are launched for whole, aligned tensors of
 FP8, BF16, F32 and F64, by the ptxas that comes with Triton, and prints registers a thread, bytes of shared memory and
-of spilt registers a program, and the instructions in the code, also per element of a tile: loops count once, and so do
-paths that whole tiles do not take. Left out: unaligned offsets, tensors without an exponent.
+of spilt registers a program, how many of a processor's 64 warps these leave room for, and the instructions in the code,
+also per element of a tile: loops count once, and so do paths that whole tiles do not take. Left out: unaligned offsets,
+tensors without an exponent.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ from dcr_kernels.gpu import compacting, comparing, measuring, patching
 from dcr_kernels.gpu.elements import OPTIONS, TILE_BYTES, tile_warps
 
 TARGET = GPUTarget("cuda", 90, 32)
+# What a processor of it has.
+PROCESSOR_REGISTERS, PROCESSOR_SHARED, PROCESSOR_WARPS, PROCESSOR_PROGRAMS = 65536, 228 << 10, 64, 32
 FIELDS = {1: (4, 3), 2: (8, 7), 4: (8, 23), 8: (11, 52)}
 # Arguments that are no elements.
 TYPES = {
@@ -61,6 +64,7 @@ class Compiled:
     registers: int
     shared_bytes: int
     spilt_bytes: int
+    resident_warps: int
     instructions: int
     instructions_per_element: float
 
@@ -88,16 +92,27 @@ def type_of(name: str, kernel: str, width: int) -> str:
     return TYPES.get(name, f"*i{8 * width}")
 
 
-def compile_kernel(kernel: Any, known: dict[str, int], warps: int, width: int) -> bytes:
-    """The code for the device, of pointers that are multiples of 16."""
+def compile_kernel(kernel: Any, known: dict[str, int], warps: int, width: int) -> tuple[bytes, int]:
+    """The code for the device, of pointers that are multiples of 16, and the shared memory that a launch asks for."""
     name = kernel.fn.__name__
     types = {each: "constexpr" if each in known else type_of(each, name, width) for each in kernel.arg_names}
     places = {each: (place,) for place, each in enumerate(kernel.arg_names)}
     aligned = {places[each]: [["tt.divisibility", 16]] for each, type_ in types.items() if type_.startswith("*")}
     constants = {places[each]: value for each, value in known.items()}
     source = ASTSource(fn=kernel, signature=types, constexprs=constants, attrs=aligned)
-    code: bytes = triton.compile(source, target=TARGET, options=OPTIONS | {"num_warps": warps}).asm["cubin"]
-    return code
+    compiled = triton.compile(source, target=TARGET, options=OPTIONS | {"num_warps": warps})
+    return compiled.asm["cubin"], int(compiled.metadata.shared)
+
+
+def resident_warps(registers: int, shared_bytes: int, warps: int) -> int:
+    """Of a processor's 64 warps, those of as many programs as its registers and shared memory hold.
+
+    Registers are given to a warp by 256, shared memory to a program by 128 bytes, and 1 KiB besides (CUDA's tables of
+    what a processor of compute capability 9.0 has).
+    """
+    by_registers = PROCESSOR_REGISTERS // (-(-32 * registers // 256) * 256) // 4 * 4 // warps
+    by_memory = PROCESSOR_SHARED // (-(-shared_bytes // 128) * 128 + 1024)
+    return warps * min(PROCESSOR_WARPS // warps, PROCESSOR_PROGRAMS, by_registers, by_memory)
 
 
 def look_at(code: bytes, *arguments: str) -> str:
@@ -111,13 +126,14 @@ def look_at(code: bytes, *arguments: str) -> str:
 
 def measured(kernel: Any, known: dict[str, int], warps: int, elements: int, width: int) -> Compiled:
     """Compile one kernel and look at what came out."""
-    code = compile_kernel(kernel, known, warps, width)
-    usage = re.search(r"REG:(\d+) STACK:(\d+) SHARED:(\d+)", look_at(code, "-res-usage"))
+    code, shared = compile_kernel(kernel, known, warps, width)
+    usage = re.search(r"REG:(\d+) STACK:(\d+)", look_at(code, "-res-usage"))
     assert usage is not None
-    registers, stack, shared = (int(number) for number in usage.groups())
+    registers, stack = (int(number) for number in usage.groups())
     instructions = len(re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?!NOP)", look_at(code, "-sass"), re.MULTILINE))
     share = round(instructions * warps * 32 / elements, 1)
-    return Compiled(kernel.fn.__name__, width, warps, registers, shared, stack, instructions, share)
+    resident = resident_warps(registers, shared, warps)
+    return Compiled(kernel.fn.__name__, width, warps, registers, shared, stack, resident, instructions, share)
 
 
 def main() -> None:
@@ -128,11 +144,10 @@ def main() -> None:
             for width in [int(argument) for argument in sys.argv[1:]] or list(FIELDS)
             for kernel, known, warps, elements in kernels_of(width)
         ]
-    print(
-        f"{'kernel':10}{'width':>6}{'warps':>6}{'registers':>10}{'shared':>8}{'spilt':>6}{'code':>6}{'an element':>11}"
-    )
+    columns = f"{'registers':>10}{'shared':>8}{'spilt':>6}{'resident':>9}{'code':>6}{'an element':>11}"
+    print(f"{'kernel':10}{'width':>6}{'warps':>6}{columns}")
     for row in rows:
-        numbers = f"{row.registers:10}{row.shared_bytes:8}{row.spilt_bytes:6}{row.instructions:6}"
+        numbers = f"{row.registers:10}{row.shared_bytes:8}{row.spilt_bytes:6}{row.resident_warps:9}{row.instructions:6}"
         print(f"{row.kernel:10}{row.width:6}{row.warps:6}{numbers}{row.instructions_per_element:11}")
     print(json.dumps({"triton": triton.__version__, "target": "sm_90", "kernels": [asdict(row) for row in rows]}))
 

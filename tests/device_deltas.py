@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 import dcr_cli
 from dcr_cli.delta import device_scan
 from dcr_cli.device import finding
+from dcr_cli.publisher import given_base
 from kernel_cases import BLOCK_BYTES, Spec, pair
 from part_ranks import all_ranks, results
 from ranks import canonical, write_canonical, write_layout, write_ranks
@@ -210,6 +211,49 @@ class DeviceDeltas:
         plain = dcr_cli.diff_tensors({"a": old.T.contiguous()}, {"a": new.T.contiguous()}, tmp_path / "plain")
         assert tree(tmp_path / "strided") == tree(tmp_path / "plain")
         assert strided.changed_elements == plain.changed_elements == 86
+
+    @pytest.mark.parametrize(("changed", "fetched"), [(125, 0), (126, 2000)])
+    def test_what_leaves_the_device(
+        self, tmp_path: Path, memory: str, monkeypatch: pytest.MonkeyPatch, changed: int, fetched: int
+    ) -> None:
+        """Changes, and all of a block of which more than an eighth changed; a base's block then, too."""
+        from dcr_cli.device import comparing
+
+        sizes: Counter[str] = Counter()
+        fetch, read = comparing.Device.fetch, given_base.GivenBase.read_into
+
+        def counted(device: Any, data: torch.Tensor) -> Any:
+            sizes["target"] += data.nbytes
+            return fetch(device, data)
+
+        def counted_read(base: Any, tensor: Any, begin: int, buffer: memoryview) -> None:
+            sizes["base"] = max(sizes["base"], begin + len(buffer))
+            read(base, tensor, begin, buffer)
+
+        monkeypatch.setattr(comparing.Device, "fetch", counted)
+        monkeypatch.setattr(given_base.GivenBase, "read_into", counted_read)
+        old = torch.arange(1000, dtype=torch.int16)
+        new = old + (old < changed).to(torch.int16)
+        dcr_cli.diff_tensors({"a": old.to(memory)}, {"a": new.to(memory)}, tmp_path / "delta")
+        assert sizes == ({"target": fetched, "base": fetched} if fetched else {})
+
+    def test_bytes_at_an_odd_place(self, tmp_path: Path, device: Counter[int], memory: str) -> None:
+        """Bits that are given as bytes lie wherever their bucket has them."""
+        old, new = pair(SPECS["BF16"], 1000, 0.02)
+        found = []
+        for name, place in (("there", memory), ("here", "cpu")):
+            base = write_checkpoint(tmp_path / f"base {name}", {"a": ("BF16", (1000,), old.tobytes())})
+            remote = tmp_path / f"remote {name}"
+            dcr_cli.push(base, remote, baseline=tmp_path / name)
+            bucket = torch.zeros(2001, dtype=torch.uint8, device=place)
+            bucket[1:].copy_(torch.from_numpy(new.view(np.uint8)))
+            wish = "auto" if name == "there" else "cpu"
+            with dcr_cli.Publisher(remote, tmp_path / name, device=wish) as publisher:
+                publisher.begin()
+                publisher.add("a", bucket[1:])
+                publisher.commit()
+            found.append(coded_blocks(remote, 2))
+        assert device[2] == 1 and found[0] == found[1] and found[0]
 
     def test_tensors_that_are_longer_than_a_batch(
         self, tmp_path: Path, device: Counter[int], memory: str, monkeypatch: pytest.MonkeyPatch

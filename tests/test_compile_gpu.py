@@ -24,3 +24,7 @@ def test_bf16_compiles(tmp_path: Path) -> None:
     assert [row["kernel"] for row in found["kernels"]] == ["measure", "settle", "compact", "gather", "scatter"]
     assert all(row["width"] == 2 and row["spilt_bytes"] == 0 < row["registers"] <= 128 for row in found["kernels"])
     assert found["target"] == "sm_90"
+    by_kernel = {row["kernel"]: row for row in found["kernels"]}
+    # Of 65536 registers of a processor, 8 warps with 103 each take 26624: twice.
+    assert (by_kernel["compact"]["shared_bytes"], by_kernel["compact"]["resident_warps"]) == (32768, 16)
+    assert by_kernel["scatter"]["shared_bytes"] == 8192

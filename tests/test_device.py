@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,10 +16,12 @@ import torch
 import dcr_cli
 from commands import Run
 from dcr_cli.device import finding
-from dcr_cli.device.lanes import cuda_lanes, interpreted_lanes
-from dcr_cli.device.wish import AUTO_BYTES_PER_JOB, Wish, why_not_worth, wish_of
+from dcr_cli.device.lanes import cuda_lanes
+from dcr_cli.device.wish import AUTO_BYTES_PER_JOB, MOST_SLOTS, Wish, why_not_worth, wish_of
 from dcr_cli.errors import LocalError, UnsupportedError, UsageError
 from dcr_cli.stages import Account, Stage, Stages
+from fake_cuda import FakeCuda
+from interpreter import HAS_CUDA, hurry
 
 LARGE = 1 << 50
 
@@ -42,11 +45,12 @@ def test_what_is_no_device_is_refused(text: str, run: Run, tiny_pair: tuple[Path
 
 
 def test_work_is_worth_a_device_from_so_many_bytes_on() -> None:
-    for jobs in (1, 2, 16):
+    for jobs in (1, 2, MOST_SLOTS):
         assert why_not_worth(AUTO_BYTES_PER_JOB * jobs, jobs) is None
         assert why_not_worth(AUTO_BYTES_PER_JOB * jobs - 1, jobs) is not None
     expected = "1 GB to compare, and with 2 threads a device is worth its start from 64 GB on"
     assert why_not_worth(10**9, 2) == expected
+    assert why_not_worth(LARGE, MOST_SLOTS + 1) == "9 threads compare as fast as a device is given what it compares"
     assert "with one thread a device is worth its start from 32 GB on" in str(why_not_worth(0, 1))
 
 
@@ -72,10 +76,23 @@ def test_auto_looks_only_where_the_work_is_large(monkeypatch: pytest.MonkeyPatch
 
 
 def test_auto_takes_a_device_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    lanes = interpreted_lanes()
+    FakeCuda(monkeypatch)
+    lanes = cuda_lanes(1, "it")
     monkeypatch.setattr(finding, "find", lambda index: lanes)
     assert finding.choose(Wish("auto"), work_bytes=LARGE, jobs=1).lanes is lanes
     assert finding.choose(Wish("cuda"), work_bytes=0, jobs=1).why.endswith(", as asked for")
+
+
+def test_auto_takes_the_device_of_its_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That is, the one which its process has made the current one; without CUDA begun, nothing is begun to look."""
+    FakeCuda(monkeypatch)
+    monkeypatch.setattr(finding, "find", lambda index: cuda_lanes(index, "it"))
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    with torch.cuda.device(1):
+        assert finding.choose(Wish("auto"), work_bytes=LARGE, jobs=1).name == "cuda:1"
+        assert finding.choose(Wish("cuda", 0), work_bytes=LARGE, jobs=1).name == "cuda:0"
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+        assert finding.choose(Wish("auto"), work_bytes=LARGE, jobs=1).name == "cuda:0"
 
 
 def test_why_a_device_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,6 +104,52 @@ def test_why_a_device_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(finding, "DRIVER_NODES", ("/nowhere/nvidiactl",))
     with pytest.raises(UnsupportedError, match="there is no CUDA device: NVIDIA's driver is not loaded"):
         finding.find(0)
+
+
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A device is there; what its kernels are compiled by can be replaced."""
+    pytest.importorskip("triton")
+    hurry(monkeypatch)
+    FakeCuda(monkeypatch)
+    monkeypatch.setattr(finding, "DRIVER_NODES", ("/",))
+    from dcr_cli.device import comparing
+
+    return comparing
+
+
+@pytest.mark.skipif(HAS_CUDA, reason="there is a CUDA device, which Triton compiles for")
+def test_a_device_is_tried_before_it_is_found(kernels: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert finding.find(1) is finding.find(1) and finding.find(1).name == "cuda:1"
+    compare = kernels.compare_runs
+    monkeypatch.setattr(kernels, "compare_runs", lambda old, new, *rest: compare(old, old, *rest))
+    with pytest.raises(UnsupportedError, match=r"on fake 1: RuntimeError: what they find is not what the CPU finds$"):
+        finding.find(1)
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (RuntimeError("Failed to find C compiler.\nPlease"), "failed: Failed to find C compiler."),
+        (subprocess.CalledProcessError(1, ["gcc"]), r"failed: Command '\['gcc'\]' returned non-zero exit status 1."),
+        (AssertionError("libcuda.so cannot found!\nPossible"), "AssertionError: libcuda.so cannot found!"),
+        (PermissionError(13, "Permission denied", "/.triton"), r"PermissionError: \[Errno 13\] .*'/.triton'"),
+        (torch.cuda.OutOfMemoryError("tried to allocate"), "out of memory"),
+    ],
+)
+def test_where_kernels_cannot_run_the_cpu_works(
+    kernels: Any, error: Exception, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That is, unless the device was asked for."""
+
+    def fail(*_: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(kernels, "compare_runs", fail)
+    with pytest.raises(UnsupportedError, match=f"^--device cuda:0: kernels do not run on fake 0: {said}$"):
+        finding.choose(Wish("cuda"), work_bytes=0, jobs=1)
+    found = finding.choose(Wish("auto"), work_bytes=LARGE, jobs=1)
+    assert found.lanes is None and re.fullmatch(f"kernels do not run on fake 0: {said}", found.why)
 
 
 def test_why_torch_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,6 +180,8 @@ def test_why_torch_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (torch.cuda.OutOfMemoryError("tried to allocate\nmuch"), "cuda:1: out of memory"),
         (RuntimeError("an illegal memory access\nwas met"), "cuda:1: failed: an illegal memory access"),
+        (subprocess.CalledProcessError(1, "gcc"), "cuda:1: failed: Command 'gcc' returned non-zero exit status 1."),
+        (type("PTXASError", (Exception,), {"__module__": "triton.runtime.errors"})("no"), "cuda:1: failed: no"),
     ],
 )
 def test_a_device_that_fails_is_an_error_and_no_fall_back(
@@ -125,9 +190,9 @@ def test_a_device_that_fails_is_an_error_and_no_fall_back(
     def fail(*_: Any, **__: Any) -> Any:
         raise error
 
+    FakeCuda(monkeypatch)
     monkeypatch.setattr(torch, "empty", fail)
-    lanes = interpreted_lanes()
-    object.__setattr__(lanes, "name", "cuda:1")
+    lanes = cuda_lanes(1, "it")
     for memory in (lanes.host_memory, lanes.device_memory):
         with pytest.raises(LocalError, match=f"^{facts}$") as caught:
             memory(1)
@@ -191,7 +256,7 @@ def test_a_device_that_cannot_be_had_changes_nothing(
 def test_files_are_patched_on_the_cpu_and_it_is_said(
     run: Run, tiny_pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(finding, "find", lambda index: interpreted_lanes())
+    monkeypatch.setattr(finding, "find", lambda index: None)
     base, target = tiny_pair
     dcr_cli.diff(base, target, tmp_path / "delta")
     ran = run("apply", tmp_path / "delta", base, "--device", "cuda", "-n")

@@ -19,14 +19,13 @@ from numpy.typing import NDArray
 
 import dcr_kernels as kernels
 from dcr_cli.device.lanes import Lanes
+from dcr_cli.device.wish import MOST_SLOTS
 from dcr_cli.stages import Stages
 from dcr_kernels.gpu import Compared, Ranks, Run, compare_runs, digest
 from dcr_kernels.gpu.elements import BLOCK_BYTES
 
 # No batch has sides of more bytes: then a copy takes a few milliseconds, against half a one of launches and waits.
 BATCH_BYTES = 64 << 20
-# While one slot is read into, one is copied, one compared, and one comes back.
-MOST_SLOTS = 4
 # What comes back does so in parts of this size; all changes of a block fit, of any width.
 _BACK_BYTES = 16 << 20
 _ELEMENTS = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32, 8: torch.uint64}
@@ -125,7 +124,10 @@ class Device:
     def _slot(self) -> Iterator[_Slot]:
         """A slot that is free, made when it is first needed."""
         with self._turn:
-            slot = self._free.pop() if self._free else _Slot(self.lanes)
+            try:
+                slot = self._free.pop()
+            except IndexError:
+                slot = _Slot(self.lanes)
             try:
                 yield slot
             finally:
@@ -188,6 +190,28 @@ class Device:
         _, seconds = self.lanes.back.run(lambda: [place.copy_(tensor, non_blocking=True) for place, tensor in copies])
         self._stages.add("copy back", at, seconds)
         return tuple(place.numpy() for place in places)
+
+
+def try_kernels(lanes: Lanes) -> None:
+    """Compare two tiles of BF16, and raise whatever stands in the way: at a first launch Triton needs a C compiler, a
+    library of the driver, and a folder for what it has compiled. RuntimeError if this Triton's kernels find anything
+    but what the CPU finds."""
+    old = np.arange(0x3F00, 0x3F00 + 5000, dtype=np.uint16)
+    new = old ^ (old % 7 == 0)
+    batch, exponent = (Run(len(old), 0),), (8, 7)
+    sides = [lanes.device_memory(side.nbytes).view(torch.uint16) for side in (old, new)]
+    bits = [torch.from_numpy(side) for side in (old, new)]
+    lanes.up.run(lambda: [there.copy_(side) for there, side in zip(sides, bits, strict=True)])
+    found, _ = lanes.compute.run(lambda: _on_host(compare_runs(sides[0], sides[1], batch, exponent)))
+    expected = kernels.compare(old, new, 0, exponent)
+    pairs = zip(found, (expected.digest, expected.growth, expected.positions, expected.old, expected.new), strict=True)
+    if not all(np.array_equal(here, there) for here, there in pairs):
+        raise RuntimeError("what they find is not what the CPU finds")
+
+
+def _on_host(found: Compared) -> list[NDArray[Any]]:
+    """All that is found in one block, but ranks."""
+    return [each.cpu().numpy() for each in (found.digests[0], found.growths[0], found.positions, found.old, found.new)]
 
 
 def _ranks_of(ranking: Ranks | None) -> tuple[torch.Tensor, ...]:

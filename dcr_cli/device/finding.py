@@ -5,13 +5,14 @@ Comparing on it is comparing.py's work. torch is imported last, when all else sa
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dcr_cli.device.wish import AUTO, CPU, Wish, why_not_worth
-from dcr_cli.errors import UnsupportedError
+from dcr_cli.errors import DcrError, UnsupportedError
 
 if TYPE_CHECKING:
     from dcr_cli.device.lanes import Lanes
@@ -35,7 +36,8 @@ class Found:
 
 
 def choose(wish: Wish, *, work_bytes: int, jobs: int) -> Found:
-    """The device for comparing so many bytes: with `auto`, CUDA where it is there and the work is worth its start.
+    """The device for comparing so many bytes: with `auto`, CUDA where it is there and the work is worth its start, and
+    the device that is this process's in torch, if it has begun with one.
 
     UnsupportedError if a device that is asked for cannot be had. What is chosen here stays chosen: no later fault falls
     back to the CPU.
@@ -49,10 +51,16 @@ def choose(wish: Wish, *, work_bytes: int, jobs: int) -> Found:
     if reason is not None:
         return Found(None, reason)
     try:
-        lanes = find(wish.index)
+        lanes = find(_current())
     except UnsupportedError as error:
         return Found(None, error.facts)
     return Found(lanes, lanes.model)
+
+
+def _current() -> int:
+    """The device that this process works on, if it has begun with one: ranks beside each other have one each."""
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    return int(cuda.current_device()) if cuda is not None and cuda.is_initialized() else 0
 
 
 def check(wish: Wish) -> None:
@@ -62,7 +70,7 @@ def check(wish: Wish) -> None:
 
 
 def find(index: int) -> Lanes:
-    """CUDA device number `index`, ready for work; UnsupportedError says why it cannot be had."""
+    """CUDA device number `index`, on which kernels have run; UnsupportedError says why it cannot be had."""
     what = f"--device cuda:{index}"
     if find_spec("triton") is None:
         raise UnsupportedError(what, "Triton is not installed", hint='pip install "dcr-cli[gpu]"')
@@ -73,4 +81,13 @@ def find(index: int) -> Lanes:
         from dcr_cli.device.lanes import cuda_lanes
     except (ImportError, OSError) as error:
         raise UnsupportedError(what, f"torch cannot be imported: {error}", hint=_INSTEAD) from error
-    return cuda_lanes(index, what)
+    lanes = cuda_lanes(index, what)
+    try:
+        from dcr_cli.device.comparing import try_kernels
+
+        try_kernels(lanes)
+    except Exception as error:
+        # Triton raises what it meets, of any kind.
+        said = error.facts if isinstance(error, DcrError) else f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise UnsupportedError(what, f"kernels do not run on {lanes.model}: {said}", hint=_INSTEAD) from error
+    return lanes

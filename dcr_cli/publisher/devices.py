@@ -74,7 +74,6 @@ class Devices:
             there = bytes_there(given, tensor)
             device = self._device(there[0]) if there is not None else None
             if there is not None and device is not None:
-                device.lanes.settle()
                 return Taken(there[1], device, is_there=True)
         data = bytes_of(given, tensor)
         is_sent = can_go and self._wish.kind == CUDA and tensor.bytes >= device_scan.LEAST_BYTES

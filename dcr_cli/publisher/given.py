@@ -69,11 +69,20 @@ def bytes_of(given: Any, tensor: Tensor) -> Bytes:
 
 def bytes_there(given: Any, tensor: Tensor) -> tuple[int, Any] | None:
     """If what is given for `tensor` lies on a CUDA device: its number, and the bytes as a torch tensor there, without a
-    copy where they lie in one piece. None for anything else; errors as `bytes_of`.
+    copy where they lie in one piece, at a multiple of the elements' width, once what the caller had the device begin
+    before is done. None for anything else; errors as `bytes_of`, LocalError if the device fails.
     """
-    if not _is_torch(given) or not given.is_cuda or not given.numel():
+    index = _device_of(given) if _is_torch(given) and given.numel() else None
+    if index is None:
         return None
-    return given.device.index, _plain_torch(given, tensor).view(sys.modules["torch"].uint8)
+    data = _plain_torch(given, tensor).view(sys.modules["torch"].uint8)
+    if data.storage_offset() % tensor.dtype.width or data.data_ptr() % tensor.dtype.width:
+        data = data.clone()
+    # Whoever reads it does so in another stream; the copy, if there is one, was made in this one.
+    from dcr_cli.device.lanes import settle
+
+    settle(f"cuda:{index}")
+    return index, data
 
 
 def tensor_of(name: str, given: Any) -> Tensor:
@@ -108,6 +117,11 @@ def writable_bytes(given: Any, tensor: Tensor) -> Bytes:
 
 def _is_torch(given: Any) -> bool:
     return any(kind.__module__.partition(".")[0] == "torch" for kind in type(given).__mro__)
+
+
+def _device_of(given: Any) -> int | None:
+    """The number of the CUDA device that a torch tensor lies on."""
+    return given.device.index if given.is_cuda else None
 
 
 def _torch_bytes(given: Any, tensor: Tensor) -> Bytes:

@@ -46,6 +46,14 @@ class TestOnDevice(GpuKernels):
             assert torch.equal(found.positions.view(torch.int32), first.positions.view(torch.int32))
             assert torch.equal(found.ranking.ranks.view(torch.int32), first.ranking.ranks.view(torch.int32))
 
+    def test_where_algorithms_have_to_be_deterministic(self, gpu: Any, device: str) -> None:
+        """Torch refuses some of its own then."""
+        torch.use_deterministic_algorithms(True)
+        try:
+            self.check(gpu, device, pair(BF16, 5000, 0.03), 0, BF16)
+        finally:
+            torch.use_deterministic_algorithms(False)
+
     def test_more_than_two_to_the_31_elements(self, gpu: Any, device: str) -> None:
         n = 2**31 + 3 * BLOCK_BYTES + 5
         base = torch.zeros(n, dtype=torch.uint8, device=device)

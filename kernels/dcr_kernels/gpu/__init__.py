@@ -38,12 +38,22 @@ registers a thread and instructions an element, without any spilt register but 8
     gather      32           40           48           48        784, 992, 1168 and 1456 a change, 64 at once
     scatter     32, 30       36, 28       40, 27       48, 30    of the changes
 
-These are for aligned offsets; measure takes 1.7 to 2.6 times the instructions for others, and spills 824 bytes for F64.
-They count code: a tile of BF16 at 1 % has 41 changes, which cost gather one turn of 64, thus 992 * 64 / 4096 = 16
-instructions an element; 123 at 3 % cost two, 31. Paths for a piece's last tile are in the numbers and seldom taken. 132
-processors that issue 4 instructions of 32 lanes a cycle, at an assumed 1.8 GHz, make 30.4e12 a second: for a GiB of
-BF16 at 1 % 2^29 * (67 + 70 + 16) / 30.4e12 = 2.7 ms, at 3 % 3.0 ms. No device was at hand: none of these times was
-measured.
+That leaves room for so many of a processor's 64 warps, `compact` of bytes and BF16 having 64 and 32 KiB of shared
+memory a program, all others at most 8:
+
+    width          1            2            4            8
+    measure        16           32           16           8
+    settle         32           32           36           36
+    compact        16           16           16           16
+    gather         64           48           40           40
+    scatter        64           48           48           40
+
+All this is for aligned offsets; measure takes 1.7 to 2.6 times the instructions for others, and spills 824 bytes for
+F64. The counts are of code: a tile of BF16 at 1 % has 41 changes, which cost gather one turn of 64, thus 992 * 64 /
+4096 = 16 instructions an element; 123 at 3 % cost two, 31. Paths for a piece's last tile are in the numbers and seldom
+taken. 132 processors that issue 4 instructions of 32 lanes a cycle, at an assumed 1.8 GHz, make 30.4e12 a second: for a
+GiB of BF16 at 1 % 2^29 * (67 + 70 + 16) / 30.4e12 = 2.7 ms, at 3 % 3.0 ms. That is a floor, too, as 16 or 32 warps may
+not hide all that each of them waits for. No device was at hand: none of these times was measured.
 """
 
 from dcr_kernels.gpu.comparing import Compared, Ranks, Run, compare, compare_runs, digest

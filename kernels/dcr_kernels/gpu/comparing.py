@@ -14,7 +14,7 @@ import torch
 import triton
 
 from dcr_kernels.gpu.compacting import compact, gather
-from dcr_kernels.gpu.elements import BLOCK_BYTES, OPTIONS, SIGNED, TILE_BYTES, check_elements, on_device_of, tile_warps
+from dcr_kernels.gpu.elements import BLOCK_BYTES, OPTIONS, SIGNED, TILE_BYTES, check_elements, launching, tile_warps
 from dcr_kernels.gpu.measuring import measure, settle
 from dcr_kernels.reference import CLASSES, ROW_BYTES, unit_keys
 
@@ -161,7 +161,7 @@ def _measure(base: torch.Tensor, target: torch.Tensor | None, blocks: _Blocks, f
         pivot = _likely_top(base, field) + _ABOVE if field[0] else tops
         options = _options(tile, field) | {"is_aligned": blocks.skew == 0}
         kind = {"width": base.itemsize, "is_pair": target is not None}
-        with on_device_of(base):
+        with launching(base):
             sides = base, base if target is None else target
             results = sums, changed, populations
             measure[(tiles,)](
@@ -188,7 +188,7 @@ def _find_changes(
     # Tiles that a block lacks have no members.
     packed = base.new_zeros(count * _TILES if is_ranked else 0, 4, dtype=torch.int64)
     options, known = _options(tile, field), (measured.starts, measured.tops, positions)
-    with on_device_of(base):
+    with launching(base):
         compact[(tiles,)](*sides, blocks.elements, *known, run_members, packed, **options)
         # In memory are those of classes 0, 4, 8, 12, then 1, 5, ...
         in_order = packed.view(torch.int16).view(-1, _TILES, 4, 4).transpose(2, 3).to(torch.int32)
@@ -215,7 +215,9 @@ def _likely_top(base: torch.Tensor, field: tuple[int, int]) -> torch.Tensor:
     some = base[:: max(1, base.numel() // _SAMPLE)].to(torch.int64)
     exponents = some >> field[1] & (1 << field[0]) - 1
     # As many as may lie above it are left out, and it is the largest of the others.
-    return exponents.kthvalue(len(exponents) - len(exponents) // 256, keepdim=True).values.to(torch.int32)
+    last = len(exponents) - len(exponents) // 256
+    # Torch's kthvalue refuses on CUDA if a process wants its algorithms to be deterministic.
+    return exponents.sort().values[last - 1 : last].to(torch.int32)
 
 
 @cache

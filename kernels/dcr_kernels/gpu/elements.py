@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 
 import torch
 
@@ -13,6 +15,9 @@ TILE_BYTES = 8192
 WIDTHS = {torch.uint8: 1, torch.uint16: 2, torch.uint32: 4, torch.uint64: 8}
 # Kernels see them as signed ones.
 SIGNED = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+# Triton shows a kernel to other threads before it has loaded it, and they would launch what is not there yet.
+_LAUNCHING = threading.Lock()
 
 # No kernel has floats, and integers are meant to overflow.
 OPTIONS = {"enable_fp_fusion": False, "sanitize_overflow": False}
@@ -35,6 +40,9 @@ def tile_warps(tile_elements: int) -> int:
     return tile_elements // 512
 
 
-def on_device_of(tensor: torch.Tensor) -> AbstractContextManager[object]:
-    """Launch kernels where the tensor lies; one in the host's memory is for Triton's interpreter."""
-    return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
+@contextmanager
+def launching(tensor: torch.Tensor) -> Iterator[None]:
+    """Launch kernels where the tensor lies, one thread at a time; one in the host's memory is for Triton's
+    interpreter."""
+    with _LAUNCHING, torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext():
+        yield

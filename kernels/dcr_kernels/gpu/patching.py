@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from dcr_kernels.gpu.elements import OPTIONS, SIGNED, check_elements, on_device_of
+from dcr_kernels.gpu.elements import OPTIONS, SIGNED, check_elements, launching
 
 # Changes that one program writes.
 CHUNK = 1024
@@ -53,5 +53,5 @@ def _patch(out: torch.Tensor, positions: torch.Tensor, values: torch.Tensor, *, 
         raise ValueError(f"position outside of {out.numel()} elements: at element {at}")
     grid = (triton.cdiv(count, CHUNK),)
     elements = out.view(SIGNED[width]), positions, values.view(SIGNED[width])
-    with on_device_of(out):
+    with launching(out):
         scatter[grid](*elements, count, chunk=CHUNK, is_xor=is_xor, **OPTIONS)
