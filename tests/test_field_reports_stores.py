@@ -19,7 +19,7 @@ from dcr_cli.errors import ConflictError, UnsupportedError
 from dcr_cli.publish import Publisher
 from dcr_cli.pull import pull
 from dcr_cli.push import push
-from dcr_cli.store import retry
+from dcr_cli.store import opening, retry
 from dcr_cli.store.backend import Answer, Backend, PermanentError, TransientError
 from published import build_all, commits
 from receivers import fresh_copy, tree
@@ -43,7 +43,10 @@ def impatient() -> Iterator[None]:
     """Nothing is tried for longer than a moment."""
     defaults = retry.Patience.__init__.__defaults__
     assert defaults is not None
-    with mock.patch.object(retry.Patience.__init__, "__defaults__", (0.05, 0.01, 0.01, *defaults[3:])):
+    with (
+        mock.patch.object(retry.Patience.__init__, "__defaults__", (0.05, 0.01, 0.01, *defaults[3:])),
+        mock.patch.object(opening, "LOOK_SECONDS", 0.05),
+    ):
         yield
 
 
