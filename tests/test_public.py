@@ -13,6 +13,7 @@ import pytest
 
 import dcr_cli
 from dcr_cli import errors
+from dcr_cli.store.opening import _EXTRAS
 
 ROOT = Path(__file__).parents[1]
 FUNCTIONS = (
@@ -103,6 +104,15 @@ def test_no_command_imports_torch(tiny_pair: tuple[Path, Path], tmp_path: Path) 
 def test_the_version_is_the_projects() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert dcr_cli.__version__ == project["version"]
+
+
+def test_hints_name_extras_that_there_are() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    sources = [path.read_text() for path in (ROOT / "dcr_cli").rglob("*.py")]
+    hinted = {extra for source in sources for extra in re.findall(r'install_hint\("(\w+)"\)', source)}
+    assert hinted == {"gpu", "relay", "sign"} and hinted | set(_EXTRAS.values()) <= set(extras)
+    own = [source for source in sources if "pip install 'dcr-cli[" in source]
+    assert len(own) == 1 and errors.install_hint("s3") == "pip install 'dcr-cli[s3]'"
 
 
 def test_types_are_published() -> None:

@@ -18,7 +18,7 @@ from dcr_cli.arguments import check_path
 from dcr_cli.checkpoint.names import shown
 from dcr_cli.delta.document import refuse_answer
 from dcr_cli.delta.line import COMMIT_LIMIT
-from dcr_cli.errors import DamagedError, LocalError, UnsupportedError, UsageError, WrongBaseError, hint_of
+from dcr_cli.errors import DamagedError, LocalError, UnsupportedError, UsageError, WrongBaseError, hint_of, install_hint
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -39,7 +39,6 @@ _PEM_HEAD = bytes.fromhex("302a300506032b6570032100")
 _SSH_TYPE = "ssh-ed25519"
 _SSH_HEAD = len(_SSH_TYPE).to_bytes(4, "big") + _SSH_TYPE.encode() + _KEY_BYTES.to_bytes(4, "big")
 _NEEDS = "signatures need cryptography, which is not installed"
-_INSTALL = "pip install 'cryptography >= 42', where dcr is installed; in a clone: scripts/setup sign"
 _MAKE_KEY = "ssh-keygen -t ed25519 -N '' -f KEY makes one"
 
 
@@ -101,7 +100,7 @@ def load_signing_key(path: str | os.PathLike[str], option: str = "--sign-key") -
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
         from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_ssh_private_key
     except ImportError as error:
-        raise UnsupportedError(option, _NEEDS, hint=_INSTALL) from error
+        raise UnsupportedError(option, _NEEDS, hint=install_hint("sign")) from error
     load = load_ssh_private_key if b"OPENSSH" in data[:64] else load_pem_private_key
     what = f"{option} {os.fspath(path)}"
     try:
@@ -172,7 +171,7 @@ def _is_right(key: bytes, signature: bytes, message: bytes) -> bool:
         from cryptography.exceptions import InvalidSignature
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
     except ImportError as error:
-        raise UnsupportedError("--trusted-key", _NEEDS, hint=_INSTALL) from error
+        raise UnsupportedError("--trusted-key", _NEEDS, hint=install_hint("sign")) from error
     try:
         Ed25519PublicKey.from_public_bytes(key).verify(signature, message)
     except (InvalidSignature, ValueError):

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from dcr_cli.errors import UnsupportedError, UsageError
+from dcr_cli.errors import UnsupportedError, UsageError, install_hint
 from dcr_cli.store.backend import Backend
 from dcr_cli.store.fallback import FallbackBackend
 from dcr_cli.store.http_headers import Caller
@@ -15,10 +15,12 @@ from dcr_cli.store.retry import Patience
 from dcr_cli.store.store import Store
 from dcr_cli.store.traffic import Meter
 
-# What a protocol needs beside dcr; the other ones need what fsspec says.
-_PACKAGES = {
-    **dict.fromkeys(("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"), "obstore"),
-    **dict.fromkeys(("sftp", "ssh"), "paramiko"),
+# The extras of dcr that bring what a protocol needs; the other ones need what fsspec says.
+_EXTRAS = {
+    **dict.fromkeys(("s3", "s3a"), "s3"),
+    **dict.fromkeys(("gs", "gcs"), "gcs"),
+    **dict.fromkeys(("az", "abfs", "abfss"), "azure"),
+    **dict.fromkeys(("sftp", "ssh"), "sftp"),
 }
 _WITHOUT_OPTIONS = ("file", "memory")
 # Other names of a protocol; what is said to the one is said to the other.
@@ -97,9 +99,11 @@ def _backend(
         return _import_and_open(location, options, caller, connect_seconds)
     except ImportError as error:
         missing = error.name or "a package"
-    package = _PACKAGES.get(location.protocol, missing)
+    extra = _EXTRAS.get(location.protocol)
     raise UnsupportedError(
-        location.shown, f"{location.protocol}:// needs {missing}, which is not installed", hint=f"pip install {package}"
+        location.shown,
+        f"{location.protocol}:// needs {missing}, which is not installed",
+        hint=install_hint(extra) if extra is not None else f"pip install {missing}",
     )
 
 
