@@ -422,6 +422,25 @@ def test_each_key_counts_once() -> None:
         trust.check(split_signed(line + wrong, "commit"), COMMIT_KIND, "commit")
 
 
+@pytest.mark.parametrize(
+    ("signers", "facts", "hint"),
+    [
+        (
+            (),
+            "is not signed by a trusted key",
+            "have its publisher sign with --sign-key KEY; or leave --trusted-key out",
+        ),
+        ((2,), "; keys below it: ", "--trusted-key KEY trusts its publisher's, if that is one of them"),
+    ],
+)
+def test_what_is_not_signed_says_what_to_do(signers: tuple[int, ...], facts: str, hint: str) -> None:
+    line = encode_version(version(2))
+    below = b"".join(signing_key(number).sign(line, COMMIT_KIND)[len(line) :] for number in signers)
+    with pytest.raises(WrongBaseError, match=facts) as caught:
+        Trust(frozenset([signing_key(0).public])).check(split_signed(line + below, "commit"), COMMIT_KIND, "commit")
+    assert (caught.value.hint or "").startswith(hint)
+
+
 @given(st.binary(max_size=300))
 def test_any_bytes_are_split_or_refused(data: bytes) -> None:
     try:

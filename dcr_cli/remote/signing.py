@@ -39,6 +39,10 @@ _PEM_HEAD = bytes.fromhex("302a300506032b6570032100")
 _SSH_TYPE = "ssh-ed25519"
 _SSH_HEAD = len(_SSH_TYPE).to_bytes(4, "big") + _SSH_TYPE.encode() + _KEY_BYTES.to_bytes(4, "big")
 _NEEDS = "signatures need cryptography, which is not installed"
+_MAY_BE_ANYBODYS = "whoever may write to the remote may have made it"
+_TO_SIGN = (
+    "have its publisher sign with --sign-key KEY; or leave --trusted-key out, if whoever may write there is trusted"
+)
 _MAKE_KEY = "ssh-keygen -t ed25519 -N '' -f KEY makes one"
 
 
@@ -142,12 +146,14 @@ class Trust:
             return
         found = {key: key.hex()[:16] for key, _ in signed.signatures}
         wrong = [text for key, text in found.items() if key in self.keys]
-        facts = "is not signed by a trusted key"
+        facts, hint = "is not signed by a trusted key", _TO_SIGN
         if wrong:
             facts = f"has a signature by trusted key {wrong[0]} that is not one of this {kind}"
+            hint = _MAY_BE_ANYBODYS
         elif found:
             facts += f"; keys below it: {', '.join(found.values())}"
-        raise WrongBaseError(what, facts, hint="whoever may write to the remote may have made it")
+            hint = f"--trusted-key KEY trusts its publisher's, if that is one of them; {_MAY_BE_ANYBODYS}"
+        raise WrongBaseError(what, facts, hint=hint)
 
     def signers(self, signed: Signed, kind: str) -> tuple[bytes, ...]:
         """The trusted keys that have signed it, each once."""
