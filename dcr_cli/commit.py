@@ -62,7 +62,7 @@ def commit(
     (the quorum is not reached in time, another version was faster, it was given up, or with `abort` it is decided that
     it is committed), DamagedError (it does not start where the version before ends), TransportError, UsageError.
     """
-    wanted = Quorum(quorum, STAGED, timeout_seconds, trust_in(receivers)) if quorum is not None else None
+    wanted = Quorum(quorum, STAGED, timeout_seconds, trust_in(receivers, "--receivers")) if quorum is not None else None
     if receivers and wanted is None:
         facts = "says whose word counts, and nobody is waited for"
         raise UsageError("--receivers", facts, hint="--quorum K waits for K of them")
