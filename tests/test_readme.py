@@ -154,6 +154,12 @@ def test_sets_of_packages_name_the_same_versions() -> None:
     assert all(versions[name] == version for name, version in (pin.split("==") for pin in pins if "==" in pin))
 
 
+def test_the_table_names_every_command() -> None:
+    rows = re.findall(r"^\| `dcr (.*?)`", README.partition("## Commands\n")[2].partition("\n## ")[0], re.MULTILINE)
+    told = {name for name in COMMANDS for row in rows if f"{row} ".startswith(f"{name} ")}
+    assert told == set(COMMANDS)
+
+
 def test_the_tree_names_every_file() -> None:
     tree = next(block for block in blocks("text") if "dcr_cli/" in block)
     told = set(re.findall(r"[\w*]+(?:\.\w+)?(?= |,|$)", tree, re.MULTILINE))

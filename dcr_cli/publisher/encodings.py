@@ -18,7 +18,7 @@ def chosen_encodings(given: Sequence[str] | None) -> tuple[str, ...] | None:
     chosen = tuple(name for name in ENCODINGS if name in given)
     if set(given) - set(ENCODINGS) or chosen not in _KINDS:
         facts = f"whole and any of context and gap expected, found {','.join(given)}"
-        raise UsageError("--encodings", facts)
+        raise UsageError("--encodings", facts, hint="such as context,whole: each needs whole beside it")
     return chosen
 
 
