@@ -66,7 +66,7 @@ def anchor(
     check_version(version)
     check_recorded_patterns(skip)
     check_apart({"checkpoint": checkpoint, "remote": folder_of(remote)})
-    key = load_signing_key(sign_key) if sign_key is not None else None
+    key = load_signing_key(sign_key, "--sign-key") if sign_key is not None else None
     source = open_checkpoint(checkpoint, skip=skip)
     with open_store(remote, storage_options, limit_bytes_per_second=limit_bytes_per_second) as store:
         log = Log(store, require_history(store).id)

@@ -68,7 +68,7 @@ def commit(
     """
     check_version(version)
     patience = 0.0 if dry_run else timeout_seconds
-    wanted = Quorum(quorum, STAGED, patience, trust_in(receivers)) if quorum is not None else None
+    wanted = Quorum(quorum, STAGED, patience, trust_in(receivers, "--receivers")) if quorum is not None else None
     if receivers and wanted is None:
         facts = "says whose word counts, and nobody is waited for"
         raise UsageError("--receivers", facts, hint="--quorum K waits for K of them")

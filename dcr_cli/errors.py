@@ -96,6 +96,11 @@ MAY_NOT = "run as a user who may, or have its mode changed"
 IN_A_CIRCLE = "readlink shows where a link leads; have it lead to what is meant"
 
 
+def install_hint(extra: str) -> str:
+    """The hint for a package that is not there: which extra of dcr brings it."""
+    return f"pip install 'dcr-cli[{extra}]'"
+
+
 def hint_of(error: OSError) -> str | None:
     """What to do about what the system refuses, where that is not plain from its own words."""
     return _HINTS.get(error.errno or 0)

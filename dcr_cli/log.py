@@ -67,8 +67,8 @@ def log(
     """
     if lines is not None and lines < 1:
         raise UsageError("lines", f"a number from 1 on expected, found {lines}", hint="or all of them")
-    trust = trust_in(trusted_keys)
-    with open_store(remote, storage_options) as store:
+    trust = trust_in(trusted_keys, "--trusted-key")
+    with open_store(remote, storage_options, is_look=True) as store:
         history = require_history(store)
         commits = Log(store, history.id)
         head = commits.newest(0)

@@ -99,7 +99,7 @@ def push(
         raise UsageError("--wait-applied", facts, hint="dcr commit --quorum K waits for receivers that have staged it")
     wish = wish_of(device)
     check(wish)
-    author = Author(publisher, load_signing_key(sign_key) if sign_key is not None else None)
+    author = Author(publisher, load_signing_key(sign_key, "--sign-key") if sign_key is not None else None)
     check_ready(Path(checkpoint), ready)
     given = look_at(checkpoint, layout=layout_given(layout, functions), skip=skip)
     options = PushOptions(
@@ -111,7 +111,7 @@ def push(
         no_delta=no_delta,
         anchor_every=anchor_every,
         prepare=prepare,
-        trust=trust_in(trusted_keys),
+        trust=trust_in(trusted_keys, "--trusted-key"),
         wish=wish,
     )
     if given.is_sharded:

@@ -127,7 +127,7 @@ def push_part(
     check_rank(rank)
     wish = wish_of(device)
     check(wish)
-    author = Author(publisher, load_signing_key(sign_key) if sign_key is not None else None)
+    author = Author(publisher, load_signing_key(sign_key, "--sign-key") if sign_key is not None else None)
     check_ready(Path(checkpoint), ready)
     source = PartSource(checkpoint, rank, layout=layout, functions=functions, skip=skip)
     check_settled(source.given, settle_seconds, datetime.now(UTC).timestamp())
@@ -140,7 +140,7 @@ def push_part(
         patience=Patience(timeout_seconds),
         author=author,
         effort=Effort(threads(jobs), progress),
-        trust=trust_in(trusted_keys),
+        trust=trust_in(trusted_keys, "--trusted-key"),
         wish=wish,
     )
     with open_store(
@@ -164,7 +164,7 @@ class _Run:
         self._trust = Trust(frozenset({key.public})) if key is not None else Trust()
 
     def run(self) -> PartResult:
-        allowed = allowed_in(self._history, self._options.encoding)
+        allowed = allowed_in(self._history, self._options.encoding, "--encoding")
         with ExitStack() as stack:
             self._base.lock(stack, self._rank.number)
             head = self._base.find_head()

@@ -83,8 +83,12 @@ def show(
     workers = threads(jobs)
     address = _version_address(delta) if isinstance(delta, str) else None
     if address is not None:
-        with open_store(address[0], storage_options, limit_bytes_per_second=limit_bytes_per_second) as store:
-            return _show_version(store, address[1], trust_in(trusted_keys), (workers, progress) if deep else None)
+        with open_store(
+            address[0], storage_options, limit_bytes_per_second=limit_bytes_per_second, is_look=not deep
+        ) as store:
+            return _show_version(
+                store, address[1], trust_in(trusted_keys, "--trusted-key"), (workers, progress) if deep else None
+            )
     if isinstance(delta, str) and (is_url(delta) or is_login(delta)):
         raise UsageError(locate(delta).shown, "is the address of a remote", hint="REMOTE@N is its version N")
     inspect = f"dcr inspect {shlex.quote(str(delta))} says what a checkpoint holds"

@@ -113,8 +113,8 @@ def status(
 
     Raises NotFoundError where there is no remote, DamagedError, WrongBaseError, TransportError, UsageError.
     """
-    trust = trust_in(trusted_keys)
-    with open_store(remote, storage_options) as store:
+    trust = trust_in(trusted_keys, "--trusted-key")
+    with open_store(remote, storage_options, is_look=True) as store:
         history = require_history(store)
         log = Log(store, history.id)
         head = log.newest(0)

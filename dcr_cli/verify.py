@@ -134,7 +134,7 @@ def verify(
         reference: Reference | StateReference
         if remote is not None:
             with open_store(remote, storage_options, limit_bytes_per_second=limit_bytes_per_second) as store:
-                reference = reference_of_remote(store, checkpoint, version, trust_in(trusted_keys))
+                reference = reference_of_remote(store, checkpoint, version, trust_in(trusted_keys, "--trusted-key"))
         else:
             reference = reference_of_delta(delta) if delta is not None else _record_of(checkpoint, skip)
         found = open_any(

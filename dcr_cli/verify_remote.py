@@ -101,7 +101,7 @@ def verify_remote(
     or no version in it, TransportError, UnsupportedError, UsageError.
     """
     workers = threads(jobs)
-    trust = trust_in(trusted_keys)
+    trust = trust_in(trusted_keys, "--trusted-key")
     with ExitStack() as stack:
         store = stack.enter_context(open_store(remote, storage_options, limit_bytes_per_second=limit_bytes_per_second))
         history = require_history(store)

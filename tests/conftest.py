@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings
 
 from commands import Ran, Run
 from dcr_cli.cli import main
-from dcr_cli.store import retry
+from dcr_cli.store import opening, retry
 from strategies import write_tiny_pair
 
 # A background job of a shell ignores these, and so would every process that a test starts and wants to stop.
@@ -47,7 +47,10 @@ def impatient() -> Iterator[None]:
     """Nothing is tried for longer than a moment."""
     defaults = retry.Patience.__init__.__defaults__
     assert defaults is not None
-    with mock.patch.object(retry.Patience.__init__, "__defaults__", (0.05, 0.01, 0.01, *defaults[3:])):
+    with (
+        mock.patch.object(retry.Patience.__init__, "__defaults__", (0.05, 0.01, 0.01, *defaults[3:])),
+        mock.patch.object(opening, "LOOK_SECONDS", 0.05),
+    ):
         yield
 
 

@@ -33,6 +33,7 @@ from dcr_cli.layout.layout import Form, Layout, LocalTensor, Placement
 from dcr_cli.layout.opening import forms_of
 from dcr_cli.push import push
 from dcr_cli.stopping import Stopped
+from dcr_cli.store import opening
 from dcr_cli.store.retry import Patience
 from faults import watching
 from receivers import fresh_copy, tree
@@ -670,6 +671,7 @@ def test_no_password_is_told(
     defaults = Patience.__init__.__defaults__
     assert defaults is not None
     monkeypatch.setattr(Patience.__init__, "__defaults__", (0.05, 0.01, 0.01, *defaults[3:]))
+    monkeypatch.setattr(opening, "LOOK_SECONDS", 0.05)
     checkpoint = tiny_pair[0]
     for arguments in (
         ["push", checkpoint, address],

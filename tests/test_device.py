@@ -99,7 +99,7 @@ def test_why_a_device_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(finding, "find_spec", lambda name: None)
     with pytest.raises(UnsupportedError, match=r"^--device cuda:2: Triton is not installed$") as caught:
         finding.find(2)
-    assert caught.value.hint == 'pip install "dcr-cli[gpu]"'
+    assert caught.value.hint == "pip install 'dcr-cli[gpu]'"
     monkeypatch.setattr(finding, "find_spec", lambda name: SimpleNamespace())
     monkeypatch.setattr(finding, "DRIVER_NODES", ("/nowhere/nvidiactl",))
     with pytest.raises(UnsupportedError, match="there is no CUDA device: NVIDIA's driver is not loaded"):
@@ -249,7 +249,7 @@ def test_a_device_that_cannot_be_had_changes_nothing(
     }
     ran = run(*arguments[command], "--device", "cuda:3")
     assert ran.code == 8
-    assert ran.err == 'dcr: --device cuda:3: Triton is not installed\nhint: pip install "dcr-cli[gpu]"\n'
+    assert ran.err == "dcr: --device cuda:3: Triton is not installed\nhint: pip install 'dcr-cli[gpu]'\n"
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
 
 

@@ -8,11 +8,14 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import dcr_cli
 from dcr_cli import errors
+from dcr_cli.cli import main
+from dcr_cli.store.opening import _EXTRAS
 
 ROOT = Path(__file__).parents[1]
 FUNCTIONS = (
@@ -103,6 +106,61 @@ def test_no_command_imports_torch(tiny_pair: tuple[Path, Path], tmp_path: Path) 
 def test_the_version_is_the_projects() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert dcr_cli.__version__ == project["version"]
+
+
+def test_hints_name_extras_that_there_are() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    sources = [path.read_text() for path in (ROOT / "dcr_cli").rglob("*.py")]
+    hinted = {extra for source in sources for extra in re.findall(r'install_hint\("(\w+)"\)', source)}
+    assert hinted == {"gpu", "relay", "sign"} and hinted | set(_EXTRAS.values()) <= set(extras)
+    own = [source for source in sources if "pip install 'dcr-cli[" in source]
+    assert len(own) == 1 and errors.install_hint("s3") == "pip install 'dcr-cli[s3]'"
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ({"trusted_keys": ["nonsense"]}, "trusted_keys nonsense"),
+        ({"sign_key": "/nowhere"}, "sign_key /nowhere"),
+        ({"anchor_every": 0}, "anchor_every"),
+    ],
+)
+def test_errors_of_what_has_no_command_name_the_parameter(given: dict[str, Any], name: str, tmp_path: Path) -> None:
+    with pytest.raises(errors.DcrError) as caught:
+        dcr_cli.Publisher(tmp_path, tmp_path / "baseline", **given)
+    assert caught.value.what == name
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        (["status", "R", "--trusted-key", "nonsense"], "--trusted-key nonsense"),
+        (["log", "R", "--trusted-key", "nonsense"], "--trusted-key nonsense"),
+        (["show", "R@1", "--trusted-key", "nonsense"], "--trusted-key nonsense"),
+        (["verify", "C", "--remote", "R", "--trusted-key", "nonsense"], "--trusted-key nonsense"),
+        (["verify", "--remote", "R", "--trusted-key", "nonsense"], "--trusted-key nonsense"),
+        (["pull", "R", "C", "--trusted-key", "nonsense"], "--trusted-key nonsense"),
+        (["pull", "R", "C", "--receiver", "a/b"], "--receiver"),
+        (["push", "C", "R", "--trusted-key", "nonsense"], "--trusted-key nonsense"),
+        (["push", "C", "R", "--sign-key", "nowhere"], "--sign-key nowhere"),
+        (["push", "C", "R", "--part", "0/2", "--attempt", "a", "--sign-key", "nowhere"], "--sign-key nowhere"),
+        (["push", "C", "R", "--anchor-every", "0"], "--anchor-every"),
+        (["anchor", "C", "R", "--sign-key", "nowhere"], "--sign-key nowhere"),
+        (["commit", "R", "--quorum", "1", "--receivers", "nonsense"], "--receivers nonsense"),
+    ],
+)
+def test_errors_of_commands_name_the_option(
+    arguments: list[str],
+    name: str,
+    tiny_pair: tuple[Path, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("C").symlink_to(tiny_pair[0])
+    assert main(arguments) in (2, 9)
+    assert capsys.readouterr().err.startswith(f"dcr: {name}: ")
 
 
 def test_types_are_published() -> None:

@@ -148,10 +148,36 @@ def test_a_set_of_packages_that_is_not_there(tmp_path: Path) -> None:
     assert not (tmp_path / "new").exists()
 
 
+def test_an_installation_that_takes_long_says_so(tmp_path: Path) -> None:
+    """With a Python that installs nothing until a minute has been told of, in seconds that pass at once."""
+    stubs = {
+        "new/bin/python": 'until grep -q "for 60 s" "$SAID"; do /bin/sleep 0.01; done',
+        "path/sleep": "exec /bin/sleep 0.001",
+    }
+    for name, text in stubs.items():
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    environment = {"PATH": f"{tmp_path}/path:/usr/bin:/bin", "SAID": str(tmp_path / "said")}
+    with (tmp_path / "said").open("w") as said:
+        command = [str(ROOT / "scripts/setup"), "--into", str(tmp_path / "new")]
+        subprocess.run(command, stderr=said, env=environment, check=True, timeout=60)
+    lines = (tmp_path / "said").read_text().splitlines()
+    assert lines[0] == f"setup: installing run into {tmp_path / 'new'}"
+    assert re.fullmatch(r"setup: still installing run, for 15 s; \S+ so far", lines[1])
+    assert (tmp_path / "new/stamp-run").is_file()
+
+
 def test_sets_of_packages_name_the_same_versions() -> None:
     pins = [line for file in sorted((ROOT / "scripts").glob("requirements-*.txt")) for line in file.read_text().split()]
     versions = dict(pin.split("==") for pin in pins if "==" in pin)
     assert all(versions[name] == version for name, version in (pin.split("==") for pin in pins if "==" in pin))
+
+
+def test_the_table_names_every_command() -> None:
+    rows = re.findall(r"^\| `dcr (.*?)`", README.partition("## Commands\n")[2].partition("\n## ")[0], re.MULTILINE)
+    told = {name for name in COMMANDS for row in rows if f"{row} ".startswith(f"{name} ")}
+    assert told == set(COMMANDS)
 
 
 def test_the_tree_names_every_file() -> None:

@@ -247,7 +247,7 @@ def test_ids_are_new() -> None:
 def test_names_of_receivers(name: str) -> None:
     assert check_receiver("a" * 128) == "a" * 128
     assert check_receiver("_host-1.example") == "_host-1.example"
-    with pytest.raises(UsageError, match=r"--receiver: .* is no name") as caught:
+    with pytest.raises(UsageError, match=r"^name: .* is no name") as caught:
         check_receiver(name)
     assert "\n" not in str(caught.value)
 
@@ -334,18 +334,18 @@ def test_what_is_no_private_key(folder: Path, name: str, match: str) -> None:
     (folder / "long").write_bytes((folder / "ssh").read_bytes() + b"\n" * 20_000)
     with pytest.raises(UsageError, match=match) as caught:
         load_signing_key(folder / name)
-    assert str(caught.value).startswith(f"--sign-key {folder / name}: ")
+    assert str(caught.value).startswith(f"sign_key {folder / name}: ")
     with pytest.raises(UsageError, match=match) as caught:
         load_signing_key(folder / name, "--receiver-key")
     assert str(caught.value).startswith("--receiver-key ")
 
 
 def test_keys_that_cannot_be_read(tmp_path: Path) -> None:
-    with pytest.raises(LocalError, match=r"--sign-key .*key: cannot be read: No such file"):
+    with pytest.raises(LocalError, match=r"sign_key .*key: cannot be read: No such file"):
         load_signing_key(tmp_path / "key")
     with pytest.raises(LocalError, match="cannot be read: Is a directory"):
         load_signing_key(tmp_path)
-    with pytest.raises(LocalError, match=r"--trusted-key .*: cannot be read: Is a directory"):
+    with pytest.raises(LocalError, match=r"trusted_keys .*: cannot be read: Is a directory"):
         parse_public_key(str(tmp_path))
     with pytest.raises(UsageError, match="a character that no path has"):
         load_signing_key("a\0b")
@@ -385,13 +385,13 @@ def test_what_is_no_public_key(folder: Path) -> None:
         str(folder / "empty"),
         "no-such-key",
     ):
-        with pytest.raises(UsageError, match=r"--trusted-key .*is neither an Ed25519 public key nor a file"):
+        with pytest.raises(UsageError, match=r"trusted_keys .*is neither an Ed25519 public key nor a file"):
             parse_public_key(text)
 
 
 def test_a_file_of_keys_that_is_not_there(folder: Path) -> None:
     for text in (str(folder / "no-such-file"), "trainr.pub"):
-        with pytest.raises(UsageError, match=r"--trusted-key .*: no such file$"):
+        with pytest.raises(UsageError, match=r"trusted_keys .*: no such file$"):
             parse_public_key(text)
 
 
@@ -420,6 +420,25 @@ def test_each_key_counts_once() -> None:
         assert trust.signers(split_signed(line + lines, "commit"), COMMIT_KIND) == (signing_key(0).public,)
     with pytest.raises(WrongBaseError, match=f"by trusted key {PUBLIC.hex()[:16]} that is not one of this commit"):
         trust.check(split_signed(line + wrong, "commit"), COMMIT_KIND, "commit")
+
+
+@pytest.mark.parametrize(
+    ("signers", "facts", "hint"),
+    [
+        (
+            (),
+            "is not signed by a trusted key",
+            "have its publisher sign with --sign-key KEY; or leave --trusted-key out",
+        ),
+        ((2,), "; keys below it: ", "--trusted-key KEY trusts its publisher's, if that is one of them"),
+    ],
+)
+def test_what_is_not_signed_says_what_to_do(signers: tuple[int, ...], facts: str, hint: str) -> None:
+    line = encode_version(version(2))
+    below = b"".join(signing_key(number).sign(line, COMMIT_KIND)[len(line) :] for number in signers)
+    with pytest.raises(WrongBaseError, match=facts) as caught:
+        Trust(frozenset([signing_key(0).public])).check(split_signed(line + below, "commit"), COMMIT_KIND, "commit")
+    assert (caught.value.hint or "").startswith(hint)
 
 
 @given(st.binary(max_size=300))

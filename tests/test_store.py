@@ -637,14 +637,24 @@ class TestOpening:
             open_store(url, {"bogus": SECRET})
         assert_no_secret(caught.value)
 
-    @pytest.mark.parametrize(("url", "package"), [("s3://b/c", "obstore"), ("sftp://h/a", "paramiko")])
-    def test_a_package_that_is_missing(self, monkeypatch: pytest.MonkeyPatch, url: str, package: str) -> None:
+    @pytest.mark.parametrize(
+        ("url", "package", "extra"),
+        [
+            ("s3://b/c", "obstore", "s3"),
+            ("gs://b/c", "obstore", "gcs"),
+            ("az://b/c", "obstore", "azure"),
+            ("sftp://h/a", "paramiko", "sftp"),
+        ],
+    )
+    def test_a_package_that_is_missing(
+        self, monkeypatch: pytest.MonkeyPatch, url: str, package: str, extra: str
+    ) -> None:
         for name in ("dcr_cli.store.objects", "dcr_cli.store.sftp"):
             monkeypatch.delitem(sys.modules, name, raising=False)
         monkeypatch.setitem(sys.modules, package, None)
         with pytest.raises(UnsupportedError, match=f"needs {package}, which is not installed") as caught:
             open_store(url)
-        assert caught.value.hint == f"pip install {package}"
+        assert caught.value.hint == f"pip install 'dcr-cli[{extra}]'"
 
     def test_libraries_are_imported_only_when_they_are_asked_for(self, tmp_path: Path) -> None:
         code = (

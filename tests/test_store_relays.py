@@ -132,6 +132,7 @@ class TestWriting:
         with pytest.raises(TransportError, match=facts) as caught:
             store.put("versions/a", io.BytesIO(bytes(64 << 20)))
         assert not caught.value.retryable and clock.waits == []
+        assert status != 401 or "--storage-option token_file=FILE" in (caught.value.hint or "")
         assert store.get("versions/a", most_bytes=MOST) is None
         assert time.monotonic() - began < 5
 

@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -199,6 +200,30 @@ def test_a_limit_holds(
         assert main([*arguments, "--limit-rate", "10k", "--json"]) == 0
         seconds = json.loads(capsys.readouterr().out)[counted] / 10_000
         assert seconds > 2 and clock.now > seconds - 1, arguments
+
+
+def test_who_only_looks_is_not_kept_waiting(
+    steps: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where nothing listens: ten seconds before a screen, two minutes for what runs by itself or is worth a wait."""
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}"
+        looks = [["log", url], ["status", url], ["show", f"{url}@1"]]
+        works = [
+            ["show", f"{url}@1", "--deep"],
+            ["verify", "--remote", url],
+            ["pull", url, str(tmp_path / "receiver")],
+            ["push", str(steps[0]), url],
+            ["commit", url],
+            ["prune", url],
+        ]
+        for arguments in looks + works:
+            clock = Clock()
+            monkeypatch.setattr(opening, "Patience", clock.patience)
+            assert main([*arguments, "--json"]) == 7, arguments
+            assert json.loads(capsys.readouterr().out)["error"]["retryable"] is True
+            assert (5 < clock.now <= 10) if arguments in looks else (60 < clock.now <= 120), arguments
 
 
 def test_json_is_one_document_whatever_is_asked_of_a_remote(

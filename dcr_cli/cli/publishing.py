@@ -57,7 +57,11 @@ def push(
     ] = False,
     encodings: Annotated[
         str | None,
-        typer.Option("--encodings", metavar="LIST", help="What all receivers decode: context,gap,whole. First push."),
+        typer.Option(
+            "--encodings",
+            metavar="LIST",
+            help="What all receivers decode: whole, and context, gap or both. First push. [default: context,gap,whole]",
+        ),
     ] = None,
     encoding: Annotated[Encoding, typer.Option("--encoding", help="How the changes of this version are written.")] = (
         "auto"

@@ -14,7 +14,7 @@ from dcr_cli import process
 from dcr_cli.cli.options import LimitRate, StorageOption, bytes_per_second_of, command, path_of, storage_options_of
 from dcr_cli.cli.quantities import seconds_of, size_of
 from dcr_cli.cli.session import Session
-from dcr_cli.errors import LocalError, UnsupportedError, UsageError, hint_of
+from dcr_cli.errors import LocalError, UnsupportedError, UsageError, hint_of, install_hint
 
 _LISTEN = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^:\[\]]*)):([0-9]{1,5})")
 _MOST_TOKEN_BYTES = 16 << 10
@@ -80,8 +80,8 @@ def relay(
         from dcr_cli.relay.serving import Address
         from dcr_cli.report import relays
     except ImportError as error:
-        hint = "pip install 'dcr-cli[relay]'; in a clone: scripts/setup relay"
-        raise UnsupportedError("relay", f"needs {error.name}, which is not installed", hint=hint) from error
+        facts = f"needs {error.name}, which is not installed"
+        raise UnsupportedError("relay", facts, hint=install_hint("relay")) from error
 
     from dcr_cli.remote.keys import is_receiver
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dcr_cli.device.wish import AUTO, CPU, Wish, why_not_worth
-from dcr_cli.errors import DcrError, UnsupportedError
+from dcr_cli.errors import DcrError, UnsupportedError, install_hint
 
 if TYPE_CHECKING:
     from dcr_cli.device.lanes import Lanes
@@ -73,7 +73,7 @@ def find(index: int) -> Lanes:
     """CUDA device number `index`, on which kernels have run; UnsupportedError says why it cannot be had."""
     what = f"--device cuda:{index}"
     if find_spec("triton") is None:
-        raise UnsupportedError(what, "Triton is not installed", hint='pip install "dcr-cli[gpu]"')
+        raise UnsupportedError(what, "Triton is not installed", hint=install_hint("gpu"))
     if not any(Path(node).exists() for node in DRIVER_NODES):
         facts = "there is no CUDA device: NVIDIA's driver is not loaded"
         raise UnsupportedError(what, facts, hint=f"nvidia-smi shows what the driver sees; {_INSTEAD}")

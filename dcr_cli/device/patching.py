@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dcr_cli.errors import UnsupportedError
+from dcr_cli.errors import UnsupportedError, install_hint
 
 if TYPE_CHECKING:
     import torch
@@ -44,7 +44,7 @@ def patch_tensor(tensor: torch.Tensor, positions: NDArray[Any], values: NDArray[
 def patch_there(bits: torch.Tensor, positions: NDArray[Any], values: NDArray[Any]) -> None:
     """Patch bits that lie on a device, as `patch_tensor` does."""
     if find_spec("triton") is None:
-        raise UnsupportedError(str(bits.device), "Triton is not installed", hint='pip install "dcr-cli[gpu]"')
+        raise UnsupportedError(str(bits.device), "Triton is not installed", hint=install_hint("gpu"))
     import torch
 
     from dcr_kernels.gpu import patch

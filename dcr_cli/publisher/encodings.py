@@ -18,17 +18,18 @@ def chosen_encodings(given: Sequence[str] | None) -> tuple[str, ...] | None:
     chosen = tuple(name for name in ENCODINGS if name in given)
     if set(given) - set(ENCODINGS) or chosen not in _KINDS:
         facts = f"whole and any of context and gap expected, found {','.join(given)}"
-        raise UsageError("--encodings", facts, hint="such as context,gap,whole, which is the default, or gap,whole")
+        hint = "such as context,gap,whole, which is the default, or gap,whole: each needs whole beside it"
+        raise UsageError("--encodings", facts, hint=hint)
     return chosen
 
 
-def allowed_in(history: History, encoding: str) -> Allowed:
-    """What a delta may use: what the remote allows, and of that what was asked for."""
+def allowed_in(history: History, encoding: str, name: str = "encoding") -> Allowed:
+    """What a delta may use: what the remote allows, and of that what was asked for by the argument `name`."""
     if encoding not in ALLOWED:
-        raise UsageError("encoding", f"one of {', '.join(ALLOWED)} expected, found {encoding!r}")
+        raise UsageError(name, f"one of {', '.join(ALLOWED)} expected, found {encoding!r}")
     if encoding == "auto":
         return ALLOWED[_KINDS[tuple(name for name in ENCODINGS if name in history.encodings)]]
     if encoding not in history.encodings:
         facts = f"the remote allows {','.join(history.encodings)} alone, not {encoding}"
-        raise UsageError("--encoding", facts, hint="leave it out")
+        raise UsageError(name, facts, hint="leave it out")
     return ALLOWED[encoding]

@@ -30,7 +30,7 @@ class PushOptions:
         """Raise UsageError if they contradict each other."""
         if self.base is not None and (self.baseline_link or self.no_delta):
             raise UsageError("push", "--base excludes --baseline-link and --no-delta", hint="dcr push --help")
-        check_anchor_every(self.anchor_every)
+        check_anchor_every(self.anchor_every, "--anchor-every")
 
     def check_sharded(self) -> None:
         """Raise UsageError if what is asked for needs a checkpoint's own files, and shards of ranks are published."""
@@ -51,7 +51,7 @@ class PushOptions:
             raise UsageError("--prepare", "a version that is an anchor cannot be prepared", hint="leave it out")
 
 
-def check_anchor_every(versions: int | None) -> None:
-    """Raise UsageError if nothing happens every so many versions."""
+def check_anchor_every(versions: int | None, name: str = "anchor_every") -> None:
+    """Raise UsageError about the argument `name` if nothing happens every so many versions."""
     if versions is not None and versions < 1:
-        raise UsageError("--anchor-every", f"a number from 1 on expected, found {versions}")
+        raise UsageError(name, f"a number from 1 on expected, found {versions}")

@@ -108,4 +108,4 @@ def allowed_by(history: History, options: PushOptions) -> Allowed:
     if wanted is not None and set(wanted) != set(history.encodings):
         facts = f"the remote's are {','.join(history.encodings)}, since its first push"
         raise UsageError("--encodings", facts, hint="use another address for other encodings")
-    return allowed_in(history, options.encoding)
+    return allowed_in(history, options.encoding, "--encoding")

@@ -64,11 +64,11 @@ def is_receiver(name: str) -> bool:
     return _RECEIVER.fullmatch(name) is not None
 
 
-def check_receiver(name: str) -> str:
-    """Return a receiver's name; UsageError if keys cannot have it."""
+def check_receiver(name: str, what: str = "name") -> str:
+    """Return a receiver's name; UsageError about the argument `what` if keys cannot have it."""
     if not is_receiver(name):
         facts = f"{shown(name)} is no name: letters, digits, _ . and - are, at most 128 of them, the first no . or -"
-        raise UsageError("--receiver", facts, hint="such as the name of the host: eu-1.rollout")
+        raise UsageError(what, facts, hint="such as the name of the host: eu-1.rollout")
     return name
 
 

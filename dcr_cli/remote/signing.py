@@ -18,7 +18,7 @@ from dcr_cli.arguments import check_path
 from dcr_cli.checkpoint.names import shown
 from dcr_cli.delta.document import refuse_answer
 from dcr_cli.delta.line import COMMIT_LIMIT
-from dcr_cli.errors import DamagedError, LocalError, UnsupportedError, UsageError, WrongBaseError, hint_of
+from dcr_cli.errors import DamagedError, LocalError, UnsupportedError, UsageError, WrongBaseError, hint_of, install_hint
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -39,7 +39,10 @@ _PEM_HEAD = bytes.fromhex("302a300506032b6570032100")
 _SSH_TYPE = "ssh-ed25519"
 _SSH_HEAD = len(_SSH_TYPE).to_bytes(4, "big") + _SSH_TYPE.encode() + _KEY_BYTES.to_bytes(4, "big")
 _NEEDS = "signatures need cryptography, which is not installed"
-_INSTALL = "pip install 'cryptography >= 42', where dcr is installed; in a clone: scripts/setup sign"
+_MAY_BE_ANYBODYS = "whoever may write to the remote may have made it"
+_TO_SIGN = (
+    "have its publisher sign with --sign-key KEY; or leave --trusted-key out, if whoever may write there is trusted"
+)
 _MAKE_KEY = "ssh-keygen -t ed25519 -N '' -f KEY makes one"
 
 
@@ -93,17 +96,20 @@ class SigningKey:
         return line + f"ed25519:{self.public.hex()}:{signature.hex()}\n".encode()
 
 
-def load_signing_key(path: str | os.PathLike[str], option: str = "--sign-key") -> SigningKey:
-    """Load an Ed25519 private key without passphrase: what ssh-keygen or openssl write. Its bytes are never shown."""
-    data = _read(path, option)
+def load_signing_key(path: str | os.PathLike[str], name: str = "sign_key") -> SigningKey:
+    """Load an Ed25519 private key without passphrase: what ssh-keygen or openssl write. Its bytes are never shown.
+
+    Errors are about the argument `name`, as for all here that is given.
+    """
+    data = _read(path, name)
     try:
         from cryptography.exceptions import UnsupportedAlgorithm
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
         from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_ssh_private_key
     except ImportError as error:
-        raise UnsupportedError(option, _NEEDS, hint=_INSTALL) from error
+        raise UnsupportedError(name, _NEEDS, hint=install_hint("sign")) from error
     load = load_ssh_private_key if b"OPENSSH" in data[:64] else load_pem_private_key
-    what = f"{option} {os.fspath(path)}"
+    what = f"{name} {os.fspath(path)}"
     try:
         key = load(data, password=None)
     except TypeError as error:
@@ -119,11 +125,11 @@ def load_signing_key(path: str | os.PathLike[str], option: str = "--sign-key") -
     return SigningKey(key)
 
 
-def parse_public_key(text: str, option: str = "--trusted-key") -> bytes:
+def parse_public_key(text: str, name: str = "trusted_keys") -> bytes:
     """Read a public key: 64 hexadecimal digits, a line of OpenSSH's, a PEM, or the path of a file that holds one."""
-    keys = _public_keys(text, option)
+    keys = _public_keys(text, name)
     if len(keys) != 1:
-        raise UsageError(f"{option} {shown(text)}", f"holds {len(keys)} keys, one is expected")
+        raise UsageError(f"{name} {shown(text)}", f"holds {len(keys)} keys, one is expected")
     return keys[0]
 
 
@@ -143,12 +149,14 @@ class Trust:
             return
         found = {key: key.hex()[:16] for key, _ in signed.signatures}
         wrong = [text for key, text in found.items() if key in self.keys]
-        facts = "is not signed by a trusted key"
+        facts, hint = "is not signed by a trusted key", _TO_SIGN
         if wrong:
             facts = f"has a signature by trusted key {wrong[0]} that is not one of this {kind}"
+            hint = _MAY_BE_ANYBODYS
         elif found:
             facts += f"; keys below it: {', '.join(found.values())}"
-        raise WrongBaseError(what, facts, hint="whoever may write to the remote may have made it")
+            hint = f"--trusted-key KEY trusts its publisher's, if that is one of them; {_MAY_BE_ANYBODYS}"
+        raise WrongBaseError(what, facts, hint=hint)
 
     def signers(self, signed: Signed, kind: str) -> tuple[bytes, ...]:
         """The trusted keys that have signed it, each once."""
@@ -157,9 +165,9 @@ class Trust:
         return tuple(dict.fromkeys(right))
 
 
-def trust_in(keys: Sequence[str], option: str = "--trusted-key") -> Trust:
+def trust_in(keys: Sequence[str], name: str = "trusted_keys") -> Trust:
     """Trust in the keys of these texts, and in all keys of these files."""
-    return Trust(frozenset(key for text in keys for key in _public_keys(text, option)))
+    return Trust(frozenset(key for text in keys for key in _public_keys(text, name)))
 
 
 def _message(line: bytes, kind: str) -> bytes:
@@ -172,7 +180,7 @@ def _is_right(key: bytes, signature: bytes, message: bytes) -> bool:
         from cryptography.exceptions import InvalidSignature
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
     except ImportError as error:
-        raise UnsupportedError("--trusted-key", _NEEDS, hint=_INSTALL) from error
+        raise UnsupportedError("trusted keys", _NEEDS, hint=install_hint("sign")) from error
     try:
         Ed25519PublicKey.from_public_bytes(key).verify(signature, message)
     except (InvalidSignature, ValueError):
@@ -180,16 +188,16 @@ def _is_right(key: bytes, signature: bytes, message: bytes) -> bool:
     return True
 
 
-def _public_keys(text: str, option: str) -> list[bytes]:
+def _public_keys(text: str, name: str) -> list[bytes]:
     keys = _keys_in(text)
-    check_path(text, option)
+    check_path(text, name)
     if keys is None and os.path.exists(text):
-        keys = _keys_in(_read(text, option).decode(errors="replace"))
+        keys = _keys_in(_read(text, name).decode(errors="replace"))
     if keys is None and _PATH.fullmatch(text) is not None and not os.path.lexists(text):
-        raise UsageError(f"{option} {shown(text)}", "no such file", hint="check its spelling")
+        raise UsageError(f"{name} {shown(text)}", "no such file", hint="check its spelling")
     if keys is None:
         facts = "is neither an Ed25519 public key nor a file of such keys"
-        raise UsageError(f"{option} {shown(text)}", facts, hint="a public key is what KEY.pub holds")
+        raise UsageError(f"{name} {shown(text)}", facts, hint="a public key is what KEY.pub holds")
     return keys
 
 
@@ -222,15 +230,15 @@ def _after(head: bytes, text: str) -> bytes | None:
     return data[len(head) :] if data.startswith(head) and len(data) == len(head) + _KEY_BYTES else None
 
 
-def _read(path: str | os.PathLike[str], option: str) -> bytes:
-    check_path(path, option)
+def _read(path: str | os.PathLike[str], name: str) -> bytes:
+    check_path(path, name)
     try:
         with Path(path).open("rb") as file:
             data = file.read(_MAX_KEY_FILE_BYTES + 1)
     except OSError as error:
         facts = f"cannot be read: {error.strerror}"
-        raise LocalError(f"{option} {os.fspath(path)}", facts, hint=hint_of(error)) from error
+        raise LocalError(f"{name} {os.fspath(path)}", facts, hint=hint_of(error)) from error
     if len(data) > _MAX_KEY_FILE_BYTES:
         facts = f"has more than {_MAX_KEY_FILE_BYTES} bytes, too many for a file of keys"
-        raise UsageError(f"{option} {os.fspath(path)}", facts)
+        raise UsageError(f"{name} {os.fspath(path)}", facts)
     return data

@@ -35,6 +35,11 @@ TIMEOUT_SECONDS = 30.0
 # Of the page that comes with an error or a redirect, how much is read.
 _MOST_READ_BYTES = 64 << 10
 _TRANSIENT = frozenset((408, 425, 429, 500, 502, 503, 504))
+_SHOW_TOKEN = (
+    "--storage-option token_file=FILE shows it the token in a file, username=NAME and password=TEXT a user; "
+    "where one was given, it is not one that it knows"
+)
+_PROXY = "check the credentials of the proxy that the environment names"
 _PLAIN_HEADERS = frozenset(("range", "accept-encoding", "cache-control"))
 
 
@@ -173,7 +178,7 @@ def _fault_of(status: int, headers: Message, told: str) -> FaultError:
     if status == 403:
         return DeniedError(reason)
     if status in (401, 407):
-        return PermanentError(f"asks who we are ({reason})", hint="check the credentials")
+        return PermanentError(f"asks who we are ({reason})", hint=_SHOW_TOKEN if status == 401 else _PROXY)
     if status == 416:
         return OutsideError("ends before the range that was asked for")
     if status in _TRANSIENT:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from dcr_cli.errors import UnsupportedError, UsageError
+from dcr_cli.errors import UnsupportedError, UsageError, install_hint
 from dcr_cli.store.backend import Backend
 from dcr_cli.store.fallback import FallbackBackend
 from dcr_cli.store.http_headers import Caller
@@ -15,16 +15,20 @@ from dcr_cli.store.retry import Patience
 from dcr_cli.store.store import Store
 from dcr_cli.store.traffic import Meter
 
-# What a protocol needs beside dcr; the other ones need what fsspec says.
-_PACKAGES = {
-    **dict.fromkeys(("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"), "obstore"),
-    **dict.fromkeys(("sftp", "ssh"), "paramiko"),
+# The extras of dcr that bring what a protocol needs; the other ones need what fsspec says.
+_EXTRAS = {
+    **dict.fromkeys(("s3", "s3a"), "s3"),
+    **dict.fromkeys(("gs", "gcs"), "gcs"),
+    **dict.fromkeys(("az", "abfs", "abfss"), "azure"),
+    **dict.fromkeys(("sftp", "ssh"), "sftp"),
 }
 _WITHOUT_OPTIONS = ("file", "memory")
 # Other names of a protocol; what is said to the one is said to the other.
 _SAME = {"https": "http", "s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az", "ssh": "sftp"}
-# One that is dead is noticed soon where another one can be asked.
+# One that is dead is noticed soon where another one can be asked, or somebody waits for the answer.
 _CONNECT_SECONDS, _LONG_CONNECT_SECONDS = 5.0, 30.0
+# How long somebody who only looks is kept waiting by what does not answer: most often an address that was mistyped.
+LOOK_SECONDS = 10.0
 
 
 def open_store(
@@ -37,12 +41,14 @@ def open_store(
     caller: Caller | None = None,
     fallbacks: Sequence[str | os.PathLike[str]] = (),
     has_others: bool = False,
+    is_look: bool = False,
 ) -> Store:
     """Open the remote at a path or URL; whether anything is there is not looked at.
 
     `fallbacks` lead to the same remote, and are asked in their order where that one does not answer; those of the same
     protocol have the same storage options, others none. With `has_others` the caller has such ones itself, and no use
-    for waiting long for one that does not answer.
+    for waiting long for one that does not answer. Nor has whoever only looks, with `is_look`: what does not answer is
+    given up after ten seconds, and not after the two minutes that `patience` is by default.
 
     `storage_options` are the backend's, credentials among them; those not given come from where the backend's tools
     look for them. `limit_bytes_per_second` holds for all transfers of the store together, up and down. `caller` is who
@@ -51,15 +57,17 @@ def open_store(
     """
     location = locate(url)
     options = dict(storage_options or {})
+    if patience is None:
+        patience = Patience(deadline_seconds=LOOK_SECONDS) if is_look else Patience()
+    is_brief = has_others or is_look
     if fallbacks:
         given = [options_for(fallback, url, options) for fallback in fallbacks]
         backends = [_backend(location, options, caller, _CONNECT_SECONDS)]
         for fallback, its_options in zip(fallbacks, given, strict=True):
             backends.append(_backend(locate(fallback), its_options, caller, _CONNECT_SECONDS))
-        backend: Backend = FallbackBackend(backends, clock=(patience or Patience()).clock)
+        backend: Backend = FallbackBackend(backends, clock=patience.clock)
     else:
-        backend = _backend(location, options, caller, _CONNECT_SECONDS if has_others else _LONG_CONNECT_SECONDS)
-    patience = patience or Patience()
+        backend = _backend(location, options, caller, _CONNECT_SECONDS if is_brief else _LONG_CONNECT_SECONDS)
     meter = Meter(limit_bytes_per_second, clock=patience.clock, sleep=patience.sleep)
     return Store(
         backend,
@@ -91,9 +99,11 @@ def _backend(
         return _import_and_open(location, options, caller, connect_seconds)
     except ImportError as error:
         missing = error.name or "a package"
-    package = _PACKAGES.get(location.protocol, missing)
+    extra = _EXTRAS.get(location.protocol)
     raise UnsupportedError(
-        location.shown, f"{location.protocol}:// needs {missing}, which is not installed", hint=f"pip install {package}"
+        location.shown,
+        f"{location.protocol}:// needs {missing}, which is not installed",
+        hint=install_hint(extra) if extra is not None else f"pip install {missing}",
     )
 
 
