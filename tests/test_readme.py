@@ -190,6 +190,12 @@ def test_the_tree_names_every_file() -> None:
             assert any(fnmatchcase(file.name, name) for name in told), f"no {file.relative_to(ROOT)} in the tree"
 
 
+def test_the_contents_name_every_section() -> None:
+    told = re.findall(r"\[([^]]+)\]\(#([^)]+)\)", README.partition("\n## ")[0])
+    sections = re.findall(r"^## (.+)$", README, re.MULTILINE)
+    assert sorted(told) == sorted((name, name.lower().replace(" ", "-")) for name in sections)
+
+
 def test_links_lead_somewhere() -> None:
     for link in re.findall(r"\]\(([^)#]+)", README):
         assert "://" in link or (ROOT / link).exists(), link
