@@ -6,6 +6,10 @@
                                  serving
     finish_weight_update         write it
 
+What fails does so on all workers. vLLM (0.32) reads answers in the order of workers, and none after the first that is
+an error: what is left it takes for answers to its next call. So `init_weight_transfer_engine` is refused by the last
+worker alone; the others keep, each for itself, whether an update is under way, and have to fail alike.
+
 vLLM calls it between steps of the model, and holds requests only while a call is answered. What was computed with the
 old weights is vLLM's: /pause, /reset_prefix_cache and /resume, around `finish_weight_update`.
 """
@@ -24,7 +28,7 @@ from vllm.distributed.parallel_state import get_pcp_group, get_pp_group, get_tp_
 from vllm.distributed.weight_transfer.base import WeightTransferEngine
 
 from dcr_cli.checkpoint.digest import object_digest
-from dcr_cli.errors import UsageError
+from dcr_cli.errors import DcrError, UsageError
 from dcr_cli.serving.agreeing import Answer, Answers, Rank, refuse
 from dcr_cli.serving.session import Session, Settings, begin
 
@@ -80,7 +84,12 @@ class DcrWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]
             placed = replace(rank, key=_key(self.model_config, self.parallel_config))
             return Session(self.model, self.model.load_weights, settings, placed)
 
-        self._session = begin(rank, self._session, lambda: init_info.members, make)
+        try:
+            self._session = begin(rank, self._session, lambda: init_info.members, make)
+        except DcrError:
+            # The same one on all workers.
+            if self.parallel_config.rank == self.parallel_config.world_size - 1:
+                raise
 
     def start_weight_update(self) -> None:
         """See that the model is a receiver of something: all workers' are, or none's."""
