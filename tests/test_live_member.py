@@ -91,8 +91,10 @@ def test_two_members_switch_together(remote: Remote) -> None:
         before = held(modules[0])
         target = remote.publish(prepare=True)
         for member in members:
-            assert member.stage_next() is not None
-            assert (member.stage_next(), member.staged_version, member.version) == (None, number, number - 1)
+            staged = member.stage_next()
+            assert staged is not None and staged.version == number
+            assert member.stage_next() is staged
+            assert (member.staged_version, member.version) == (number, number - 1)
             with pytest.raises(ConflictError, match="is prepared, not committed"):
                 member.apply()
             assert member.wait(0) is Fate.OPEN
@@ -133,12 +135,28 @@ def test_what_is_prepared_in_its_place_is_staged(remote: Remote) -> None:
     module = remote.module(1)
     with Member(Receiver(module), remote.url, version=1, name="one") as member:
         remote.publish(prepare=True)
-        assert member.stage_next() is not None and member.stage_next() is None
+        first = member.stage_next()
+        assert first is not None and member.stage_next() is first
         target = remote.publish(prepare=True)
-        assert member.stage_next() is not None and member.stage_next() is None
+        second = member.stage_next()
+        assert second is not None and second != first and member.stage_next() is second
         assert commit(remote.url, quorum=1).staged == ("one",)
         assert member.apply() == 2
     assert held(module) == held(loaded(Engine, target))
+
+
+def test_what_is_prepared_is_staged_while_catching_up(remote: Remote) -> None:
+    """And is what is waited for then: there is something, so that nobody waits for more."""
+    remote.publish()
+    remote.publish(prepare=True)
+    with Member(Receiver(remote.module(1)), remote.url, version=1, name="one") as member:
+        assert member.catch_up() == (2,) and member.staged_version == 3
+        staged = member.stage_next()
+        assert staged is not None and staged.version == 3
+        # Whoever has made the receiver forget it has it staged again.
+        member._receiver.give_up()
+        assert member.stage_next() == staged
+        assert remote.said() == ["one.applied", "one.staged", "one.staged"]
 
 
 def test_one_that_died_comes_back_from_its_checkpoint(remote: Remote) -> None:
@@ -187,7 +205,7 @@ def test_what_could_not_be_said_is_said_later(remote: Remote, monkeypatch: pytes
             with pytest.raises(ConflictError):
                 member.stage_next()
             assert member.staged_version == 2 and remote.said() == []
-        assert member.stage_next() is None
+        assert member.stage_next() is member._receiver.staged
         assert remote.said() == ["one.staged"]
         with monkeypatch.context() as patched:
             patched.setattr(member_module, "say", lambda *args: (_ for _ in ()).throw(ConflictError("acks", "no")))

@@ -626,6 +626,22 @@ def test_somebody_else_has_written_to_the_module(tmp_path: Path) -> None:
     assert held(module) == held(loaded(Engine, steps.target))
 
 
+def test_what_somebody_has_written_elsewhere_is_seen_by_its_digest_alone(tmp_path: Path) -> None:
+    bits = new_bits(FORMS)
+    base = write(tmp_path / "base", FORMS, bits)
+    bits["o.weight"][3] ^= 1
+    target = write(tmp_path / "target", FORMS, bits)
+    diff(base, target, tmp_path / "delta")
+    module = loaded(Engine, base)
+    receiver = Receiver(module, checkpoint=base)
+    receiver.learn()
+    module.o.data.view(-1)[-1] += 1
+    staged = receiver.stage(tmp_path / "delta")
+    assert receiver.apply() is staged and receiver.digest() != staged.shares
+    module.load_weights(weights_of(target))
+    assert receiver.digest() == staged.shares
+
+
 def weights_of(root: Path) -> list[tuple[str, Any]]:
     from live_modules import weights_in
 

@@ -151,20 +151,20 @@ class Member:
             self._unsaid.pop(0)
 
     def stage_next(self) -> Staged | None:
-        """Stage the version after the module's own, be it committed or prepared, and say that it is staged; None if
-        there is none, if it is staged already, or if it is not in `changes` yet.
+        """Stage the version after the module's own, be it committed or prepared, and say that it is staged: what is
+        staged, also if it was before; None as long as there is none, or it is not in `changes` yet.
 
-        What was staged, and turns out to have been given up, is forgotten. Raises what `Receiver.stage` raises,
-        UsageError, and nothing is staged, if it has a name and nothing shows that the module is at its version, and
-        TransportError or ConflictError if it cannot be said; the version is staged then, and the next call says it.
-        With `changes`, NotFoundError if what the version changes is there no more, WrongBaseError if that folder is of
-        another history.
+        What was staged, and turns out to have been given up, is forgotten, and what came in its place is staged.
+        Raises what `Receiver.stage` raises, UsageError, and nothing is staged, if it has a name and nothing shows that
+        the module is at its version, and TransportError or ConflictError if it cannot be said; the version is staged
+        then, and the next call says it. With `changes`, NotFoundError if what the version changes is there no more,
+        WrongBaseError if that folder is of another history.
         """
         self.speak()
         self._awaited = None
         if self._staged is not None:
-            if self.fate() is not Fate.GIVEN_UP:
-                return None
+            if (ready := self._receiver.staged) is not None and self.fate() is not Fate.GIVEN_UP:
+                return ready
             self._receiver.give_up()
             self._staged = None
         published = self._next()
@@ -243,7 +243,7 @@ class Member:
 
     def catch_up(self) -> tuple[int, ...]:
         """Apply every committed version after the module's own, with `changes` as far as the pull has come, one after
-        the other: which ones.
+        the other: which ones. What is prepared after them is staged, and said to be, as by `stage_next`.
 
         The module must not serve meanwhile. Raises what `stage_next` and `apply` raise.
         """
