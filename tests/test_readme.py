@@ -138,6 +138,8 @@ def test_the_relays_run(folder: Path) -> None:
 
 def test_the_code_runs(folder: Path) -> None:
     push("step-1", "live", baseline="baseline")
+    for step in ("step-1", "step-2"):
+        push(step, "remote")
     for block in blocks("python"):
         subprocess.run([sys.executable, "-c", block], check=True, cwd=folder)
 

@@ -52,9 +52,10 @@ class Receiver:
 
     `load_weights` takes an iterable of (name, tensor), the names being those of checkpoints; by default it is the
     module's own method of this name, else its `load_state_dict`, given all tensors at once. Where it places what is
-    learnt by having it load, at the first `stage`, or by `learn`, before the module serves; the module is put back bit
-    for bit. Or it is learnt on a `twin`, a module of equal tensors with its loader; or read from the file `layout` that
-    `save_layout` has written for the same `key`, such as "model, engine version, sizes, rank".
+    learnt by having it load, by `learn`, before the module serves, or else at the first `stage`, when it may not serve;
+    the module is put back bit for bit. Or it is learnt on a `twin`, a module of equal tensors with its loader; or read
+    from the file `layout` that `save_layout` has written for the same `key`, such as "model, engine version, sizes,
+    rank".
 
     `checkpoint` is the folder that the module was loaded from: its bits are compared with the module's, each where it
     is said to lie; and what the loader makes something else of is kept in memory as it was there, and loaded once more,
@@ -190,8 +191,8 @@ class Receiver:
 
     def stage(self, delta: str | os.PathLike[str]) -> Staged:
         """Decode and check everything that a delta changes, a folder's or that of REMOTE@N, or what a pull has decoded
-        and published in a folder (FORMAT 12.1); the module is not changed, and may serve meanwhile, unless what
-        `learn` does is still to be done.
+        and published in a folder (FORMAT 12.1). After `learn` the module is not disturbed, and may serve meanwhile;
+        where nobody has called it, this does, and the module may not.
 
         What was staged before is given up. Memory grows with the changes. Raises what reading and fetching raise;
         WrongBaseError if the module is not what the delta starts from, UnsupportedError if it changes which tensors
