@@ -39,6 +39,7 @@ from live_modules import (
 )
 
 ALL = {**FORMS, **MADE}
+MODULE = torch.nn.Linear(5, 6)
 
 
 class Steps:
@@ -677,6 +678,34 @@ def test_a_state_dict_is_a_loader(tmp_path: Path) -> None:
         expected = make()
         expected.load_state_dict(dict(weights_of(target)))
         assert held(module) == held(expected)
+
+
+def test_a_loader_that_wants_a_dict_is_told_of_what_it_is_given(tmp_path: Path) -> None:
+    forms: Forms = {"weight": ("F32", (6, 5)), "bias": ("F32", (6,))}
+    base = write(tmp_path / "base", forms, new_bits(forms))
+    module = torch.nn.Linear(5, 6)
+    module.load_state_dict(dict(weights_of(base)))
+    receiver = Receiver(module, module.load_state_dict, checkpoint=base)  # type: ignore[arg-type]
+    with pytest.raises(UnsupportedError, match="its loader failed: TypeError") as told:
+        receiver.learn()
+    assert told.value.hint is not None and "lambda weights: LOAD(dict(weights))" in told.value.hint
+    Receiver(module, lambda weights: module.load_state_dict(dict(weights)), checkpoint=base).learn()
+
+
+@pytest.mark.parametrize(
+    ("given", "what"),
+    [
+        ((MODULE.state_dict(), None, None), "module: is of type OrderedDict, a torch.nn.Module expected"),
+        ((MODULE, "step-1", None), "load_weights: is of type str, a function expected"),
+        ((MODULE, None, MODULE), "twin: is no pair of a module and its loader"),
+        ((MODULE, None, ("step-1", None)), "twin: is of type str, a torch.nn.Module expected"),
+        ((MODULE, None, (MODULE, 7)), "twin: is of type int, a function expected"),
+    ],
+)
+def test_what_is_no_module_and_no_loader(given: tuple[Any, Any, Any], what: str) -> None:
+    module, load, twin = given
+    with pytest.raises(UsageError, match=f"^{what}"):
+        Receiver(module, load, twin=twin)
 
 
 def test_what_is_no_plain_memory_is_refused(tmp_path: Path) -> None:

@@ -85,8 +85,8 @@ class Receiver:
             facts = f"is the text {shown(may_lack)}, and no list of patterns"
             raise UsageError("may_lack", facts, hint="write [pattern]")
         self._module = module
-        self._load = load_weights or loader_of(module)
-        self._twin = (twin[0], twin[1] or loader_of(twin[0])) if twin is not None else (module, self._load)
+        self._load = loader_of(module, load_weights)
+        self._twin = _twin_of(twin) if twin is not None else (module, self._load)
         self._key = key
         self._checkpoint = checkpoint
         self._may_lack = tuple(may_lack)
@@ -291,6 +291,12 @@ class Receiver:
         if (name := holdings.memory.moved(holdings.names)) is not None:
             facts = f"tensor {shown(name)} does not lie any more where it lay when this receiver was made"
             raise ConflictError(holdings.memory.what, facts, hint="make a new receiver when the module is in its place")
+
+
+def _twin_of(twin: tuple[Any, Load | None]) -> tuple[Any, Load]:
+    if not isinstance(twin, tuple) or len(twin) != 2:
+        raise UsageError("twin", "is no pair of a module and its loader", hint="write twin=(module, None) for its own")
+    return twin[0], loader_of(*twin, what=("twin", "twin"))
 
 
 def _shares(placement: Placement, parts: Mapping[Part, bytes], kept: Mapping[str, Elements]) -> Shares:
