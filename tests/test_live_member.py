@@ -121,8 +121,9 @@ def test_a_version_that_is_given_up_is_forgotten(remote: Remote) -> None:
         commit(remote.url, abort=True)
         assert member.wait(60) is Fate.GIVEN_UP
         before = held(module)
-        with pytest.raises(ConflictError, match="is given up, not committed"):
+        with pytest.raises(ConflictError, match="is given up, not committed") as told:
             member.apply()
+        assert told.value.hint == "stage_next forgets it, and stages what comes in its place"
         assert held(module) == before
         target = remote.publish()
         assert member.catch_up() == (2,)
@@ -426,6 +427,43 @@ def test_a_member_is_at_the_version_that_it_says(remote: Remote) -> None:
         Member(receiver, remote.url, version=2)
     with Member(receiver, remote.url, version=1) as member, pytest.raises(UsageError, match="no version is staged"):
         member.apply()
+
+
+@pytest.mark.parametrize("call", ["announce", "stage_next", "catch_up"])
+def test_a_module_at_another_version_is_told_which_one_it_is_at(remote: Remote, call: str) -> None:
+    remote.publish()
+    remote.publish()
+    receiver = Receiver(remote.module(1), checkpoint=remote.versions[0])
+    with Member(receiver, remote.url, version=2) as member:
+        with pytest.raises(WrongBaseError, match=r"at content .* \(version 1\), which is not version 2") as told:
+            getattr(member, call)()
+        assert told.value.hint == "say the version that the module's checkpoint is at: version=1"
+
+
+@pytest.mark.parametrize("version", [0, 3, 99])
+def test_a_version_that_is_not_there_is_told_of_at_once(remote: Remote, version: int) -> None:
+    with pytest.raises(NotFoundError, match=f"there is no version {version}, .*: 1 is there"):
+        Member(Receiver(remote.module(1)), remote.url, version=version)
+    remote.publish()
+    with pytest.raises(NotFoundError, match=r"there is no version 99, .*: 1 to 2 are there"):
+        Member(Receiver(remote.module(1)), remote.url, version=99)
+
+
+@pytest.mark.parametrize("version", ["1", 1.0, True, None, -1, 10**10])
+def test_what_is_no_version(remote: Remote, version: Any) -> None:
+    with pytest.raises(UsageError, match=r"^version: is .*, the number of a version expected"):
+        Member(Receiver(remote.module(1)), remote.url, version=version)
+
+
+def test_one_without_a_name_says_nothing_and_sees_the_same(remote: Remote) -> None:
+    remote.publish()
+    receiver = Receiver(remote.module(1), checkpoint=remote.versions[0])
+    with Member(receiver, remote.url, version=1) as member:
+        member.announce()
+        assert member.is_all_said and remote.said() == []
+    receiver = Receiver(remote.module(1), checkpoint=remote.versions[0])
+    with Member(receiver, remote.url, version=2) as member, pytest.raises(WrongBaseError, match="is not version 2"):
+        member.announce()
 
 
 class Host(Remote):

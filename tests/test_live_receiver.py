@@ -602,6 +602,17 @@ def test_a_loader_that_fails_while_it_is_applied(tmp_path: Path) -> None:
     assert held(module) == held(loaded(Converting, target))
 
 
+def test_nothing_is_staged(tmp_path: Path) -> None:
+    steps = Steps(tmp_path, FORMS)
+    receiver = Receiver(loaded(Engine, steps.base))
+    with pytest.raises(UsageError, match=r"^apply: nothing is staged"):
+        receiver.apply()
+    receiver.stage(steps.delta)
+    receiver.give_up()
+    with pytest.raises(UsageError, match=r"^apply: nothing is staged"):
+        receiver.apply()
+
+
 def test_somebody_else_has_written_to_the_module(tmp_path: Path) -> None:
     steps = Steps(tmp_path, FORMS)
     module = loaded(Engine, steps.base)

@@ -256,9 +256,10 @@ class Receiver:
         (`is_partial`): the next call finishes it, and until then the module is at no version. UsageError if nothing is
         staged, HookError if the loader fails, or does not write what it should.
         """
-        ready, holdings = self._ready, self._known()
+        ready = self._ready
         if ready is None:
             raise UsageError("apply", "nothing is staged", hint="call stage first")
+        holdings = self._known()
         self._check_place(holdings)
         if not self._is_partial and not all(patch.has_old() for patch in ready.patches):
             facts = "has other bits than when the change was staged"
