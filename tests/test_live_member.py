@@ -54,6 +54,7 @@ def test_versions_by_their_address(remote: Remote) -> None:
     for number, checkpoint in ((2, second), (3, third)):
         staged = receiver.stage(f"{remote.url}@{number}")
         assert (staged.version, staged.delta) == (number, f"{remote.url}@{number}")
+        assert f"@{number}: version {number}, {staged.changed_elements:,} elements>" in repr(staged)
         receiver.apply()
         assert held(module) == held(loaded(Engine, checkpoint))
         assert receiver.published is not None and receiver.published.version.number == number

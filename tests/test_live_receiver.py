@@ -90,6 +90,15 @@ def test_a_module_is_always_what_its_loader_makes_of_the_target(tmp_path: Path, 
     assert addresses(module) == before
 
 
+def test_what_is_staged_is_written_in_a_line(tmp_path: Path) -> None:
+    steps = Steps(tmp_path, ALL)
+    staged = Receiver(loaded(Converting, steps.base), checkpoint=steps.base).stage(steps.delta)
+    loaded_ = f"{len(staged.loaded)} tensors through the loader"
+    assert repr(staged) == f"<Staged {steps.delta}: {staged.changed_elements:,} elements, {loaded_}>"
+    # Of one without elements there is nothing to hold.
+    assert repr(staged.shares) == f"<Shares of {len(ALL) - 1} of {len(ALL)} tensors>"
+
+
 def test_what_changes_alone_is_touched(tmp_path: Path) -> None:
     bits = new_bits(FORMS)
     base = write(tmp_path / "base", FORMS, bits)
