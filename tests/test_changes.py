@@ -219,15 +219,21 @@ def test_what_is_prepared_is_left_before_it_is_committed(tmp_path: Path, mode: s
     (ahead,) = host.changes.iterdir()
     before = ahead.stat().st_mtime_ns
     assert ahead.name != given_up.name and pull(host.remote, host.checkpoint, **options).staged == 2
-    Receiver(module, checkpoint=host.versions[0]).stage(ahead)
+    live = Receiver(module, checkpoint=host.versions[0])
+    assert live.stage(ahead).version == 2
+    # It may be given up yet.
+    live.apply()
+    assert live.published is None
+    module = loaded(Engine, host.versions[0])
     commit(host.remote, quorum=None if receiver is None else 1)
     name = ahead.name.removeprefix("prepared-")
     assert pull(host.remote, host.checkpoint, **options).published_changes == (name,)
     (path,) = host.changes.iterdir()
     assert (path.name, path.stat().st_mtime_ns) == (name, before)
     live = Receiver(module, checkpoint=host.versions[0])
-    live.stage(path)
+    assert live.stage(path).version == 2
     live.apply()
+    assert live.published is not None and live.published.version.number == 2
     assert held(module) == held(loaded(Engine, target))
 
 

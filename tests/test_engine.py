@@ -27,6 +27,7 @@ KINDS = ["vllm", "sglang"]
 RELOADS = {
     "vllm": [
         "GET /is_paused",
+        "GET /weight_info",
         "POST /pause?mode=keep",
         "GET /is_paused",
         "POST /collective_rpc",
@@ -87,7 +88,7 @@ def applied(remote: Any) -> list[str]:
         return [entry.key for entry in store.list("acks/") if entry.key.endswith(".applied")]
 
 
-@pytest.mark.parametrize("number", range(9))
+@pytest.mark.parametrize("number", range(10))
 def test_a_reload_that_fails_anywhere_is_no_applied_version(engine: Engine, tmp_path: Path, number: int) -> None:
     """Each request in turn is answered with 500, and the next pull does all of it again."""
     if number >= len(RELOADS[engine.kind]):
@@ -101,7 +102,9 @@ def test_a_reload_that_fails_anywhere_is_no_applied_version(engine: Engine, tmp_
     assert caught.value.exit_code == 10 and applied(remote) == []
     path = RELOADS[engine.kind][number].split(" ")[1].partition("?")[0]
     loading = RELOADS[engine.kind].index(f"POST {LOAD[engine.kind]}")
-    if 0 < number < loading:
+    if f"POST {PAUSE[engine.kind]}" not in RELOADS[engine.kind][number] and number < 2:
+        assert not engine.is_paused and engine.weights == []
+    elif number < loading:
         # It had not been told to load: it goes on with what it has.
         assert not engine.is_paused and engine.weights == []
         assert caught.value.hint is not None and "tries it again" in caught.value.hint
@@ -185,7 +188,7 @@ def test_a_dead_engine_says_that_it_is_healthy(tmp_path: Path) -> None:
 
         engine.on_load = die
         checkpoint = tmp_path / "checkpoint"
-        for expected in ("/collective_rpc failed", "/pause failed: HTTP 500: EngineDeadError"):
+        for expected in ("/collective_rpc failed", "/weight_info failed: HTTP 500: EngineDeadError"):
             with pytest.raises(HookError, match=expected):
                 pull(remote.url, checkpoint, engines=[engine.address], receiver="one", jobs=1)
         assert applied(remote) == []
@@ -198,6 +201,39 @@ def test_an_engine_without_the_routes_is_left_alone(tmp_path: Path) -> None:
             pull(remote.url, tmp_path / "checkpoint", engines=[f"vllm={engine.url}"], jobs=1)
         assert caught.value.hint is not None and "VLLM_SERVER_DEV_MODE=1" in caught.value.hint
         assert engine.asked == ["GET /is_paused"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "answer", "message"),
+    [
+        ("vllm", "/weight_info", (404, {"detail": "Not Found"}), "has no /weight_info"),
+        ("vllm", "/weight_info", (200, {}), "/weight_info has no weight_version"),
+        ("sglang", "/model_info", (404, {"detail": "Not Found"}), "has no /model_info"),
+        ("sglang", "/model_info", (200, {"model_path": "/model"}), "/model_info has no weight_version"),
+    ],
+)
+def test_an_older_engine_is_refused_before_it_is_paused(
+    tmp_path: Path, kind: str, path: str, answer: tuple[int, Any], message: str
+) -> None:
+    """It would load, and could not be told to go on."""
+    remote = history(tmp_path, 1)
+    with serving(kind) as engine:
+        engine.misbehave = lambda asked, number: answer if asked == path else None
+        with pytest.raises(HookError, match=message) as caught:
+            pull(remote.url, tmp_path / "checkpoint", engines=[engine.address], jobs=1)
+        assert caught.value.hint is not None and "needs a newer version" in caught.value.hint
+        assert all(each.startswith("GET ") for each in engine.asked) and not engine.is_paused
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_engine_that_is_not_up(tmp_path: Path, kind: str) -> None:
+    remote = history(tmp_path, 1)
+    with serving(kind) as engine:
+        address = engine.address
+    with pytest.raises(HookError, match=r"/(is_paused|model_info) failed: Connection refused$") as caught:
+        pull(remote.url, tmp_path / "checkpoint", engines=[address], jobs=1)
+    assert caught.value.hint is not None and " is up, at this address" in caught.value.hint
+    assert ("VLLM_SERVER_DEV_MODE=1" in caught.value.hint) == (kind == "vllm")
 
 
 def test_engines_one_after_the_other_and_a_token(tmp_path: Path) -> None:

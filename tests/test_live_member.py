@@ -54,6 +54,7 @@ def test_versions_by_their_address(remote: Remote) -> None:
     for number, checkpoint in ((2, second), (3, third)):
         staged = receiver.stage(f"{remote.url}@{number}")
         assert (staged.version, staged.delta) == (number, f"{remote.url}@{number}")
+        assert f"@{number}: version {number}, {staged.changed_elements:,} elements>" in repr(staged)
         receiver.apply()
         assert held(module) == held(loaded(Engine, checkpoint))
         assert receiver.published is not None and receiver.published.version.number == number
@@ -91,8 +92,10 @@ def test_two_members_switch_together(remote: Remote) -> None:
         before = held(modules[0])
         target = remote.publish(prepare=True)
         for member in members:
-            assert member.stage_next() is not None
-            assert (member.stage_next(), member.staged_version, member.version) == (None, number, number - 1)
+            staged = member.stage_next()
+            assert staged is not None and staged.version == number
+            assert member.stage_next() is staged
+            assert (member.staged_version, member.version) == (number, number - 1)
             with pytest.raises(ConflictError, match="is prepared, not committed"):
                 member.apply()
             assert member.wait(0) is Fate.OPEN
@@ -119,8 +122,9 @@ def test_a_version_that_is_given_up_is_forgotten(remote: Remote) -> None:
         commit(remote.url, abort=True)
         assert member.wait(60) is Fate.GIVEN_UP
         before = held(module)
-        with pytest.raises(ConflictError, match="is given up, not committed"):
+        with pytest.raises(ConflictError, match="is given up, not committed") as told:
             member.apply()
+        assert told.value.hint == "stage_next forgets it, and stages what comes in its place"
         assert held(module) == before
         target = remote.publish()
         assert member.catch_up() == (2,)
@@ -133,12 +137,28 @@ def test_what_is_prepared_in_its_place_is_staged(remote: Remote) -> None:
     module = remote.module(1)
     with Member(Receiver(module), remote.url, version=1, name="one") as member:
         remote.publish(prepare=True)
-        assert member.stage_next() is not None and member.stage_next() is None
+        first = member.stage_next()
+        assert first is not None and member.stage_next() is first
         target = remote.publish(prepare=True)
-        assert member.stage_next() is not None and member.stage_next() is None
+        second = member.stage_next()
+        assert second is not None and second != first and member.stage_next() is second
         assert commit(remote.url, quorum=1).staged == ("one",)
         assert member.apply() == 2
     assert held(module) == held(loaded(Engine, target))
+
+
+def test_what_is_prepared_is_staged_while_catching_up(remote: Remote) -> None:
+    """And is what is waited for then: there is something, so that nobody waits for more."""
+    remote.publish()
+    remote.publish(prepare=True)
+    with Member(Receiver(remote.module(1)), remote.url, version=1, name="one") as member:
+        assert member.catch_up() == (2,) and member.staged_version == 3
+        staged = member.stage_next()
+        assert staged is not None and staged.version == 3
+        # Whoever has made the receiver forget it has it staged again.
+        member._receiver.give_up()
+        assert member.stage_next() == staged
+        assert remote.said() == ["one.applied", "one.staged", "one.staged"]
 
 
 def test_one_that_died_comes_back_from_its_checkpoint(remote: Remote) -> None:
@@ -187,7 +207,7 @@ def test_what_could_not_be_said_is_said_later(remote: Remote, monkeypatch: pytes
             with pytest.raises(ConflictError):
                 member.stage_next()
             assert member.staged_version == 2 and remote.said() == []
-        assert member.stage_next() is None
+        assert member.stage_next() is member._receiver.staged
         assert remote.said() == ["one.staged"]
         with monkeypatch.context() as patched:
             patched.setattr(member_module, "say", lambda *args: (_ for _ in ()).throw(ConflictError("acks", "no")))
@@ -408,6 +428,43 @@ def test_a_member_is_at_the_version_that_it_says(remote: Remote) -> None:
         Member(receiver, remote.url, version=2)
     with Member(receiver, remote.url, version=1) as member, pytest.raises(UsageError, match="no version is staged"):
         member.apply()
+
+
+@pytest.mark.parametrize("call", ["announce", "stage_next", "catch_up"])
+def test_a_module_at_another_version_is_told_which_one_it_is_at(remote: Remote, call: str) -> None:
+    remote.publish()
+    remote.publish()
+    receiver = Receiver(remote.module(1), checkpoint=remote.versions[0])
+    with Member(receiver, remote.url, version=2) as member:
+        with pytest.raises(WrongBaseError, match=r"at content .* \(version 1\), which is not version 2") as told:
+            getattr(member, call)()
+        assert told.value.hint == "say the version that the module's checkpoint is at: version=1"
+
+
+@pytest.mark.parametrize("version", [0, 3, 99])
+def test_a_version_that_is_not_there_is_told_of_at_once(remote: Remote, version: int) -> None:
+    with pytest.raises(NotFoundError, match=f"there is no version {version}, .*: 1 is there"):
+        Member(Receiver(remote.module(1)), remote.url, version=version)
+    remote.publish()
+    with pytest.raises(NotFoundError, match=r"there is no version 99, .*: 1 to 2 are there"):
+        Member(Receiver(remote.module(1)), remote.url, version=99)
+
+
+@pytest.mark.parametrize("version", ["1", 1.0, True, None, -1, 10**10])
+def test_what_is_no_version(remote: Remote, version: Any) -> None:
+    with pytest.raises(UsageError, match=r"^version: is .*, the number of a version expected"):
+        Member(Receiver(remote.module(1)), remote.url, version=version)
+
+
+def test_one_without_a_name_says_nothing_and_sees_the_same(remote: Remote) -> None:
+    remote.publish()
+    receiver = Receiver(remote.module(1), checkpoint=remote.versions[0])
+    with Member(receiver, remote.url, version=1) as member:
+        member.announce()
+        assert member.is_all_said and remote.said() == []
+    receiver = Receiver(remote.module(1), checkpoint=remote.versions[0])
+    with Member(receiver, remote.url, version=2) as member, pytest.raises(WrongBaseError, match="is not version 2"):
+        member.announce()
 
 
 class Host(Remote):

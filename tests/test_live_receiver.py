@@ -39,6 +39,7 @@ from live_modules import (
 )
 
 ALL = {**FORMS, **MADE}
+MODULE = torch.nn.Linear(5, 6)
 
 
 class Steps:
@@ -87,6 +88,15 @@ def test_a_module_is_always_what_its_loader_makes_of_the_target(tmp_path: Path, 
         assert receiver.digest() == staged.shares
         assert receiver.content == content(delta) and receiver.staged is None and not receiver.is_partial
     assert addresses(module) == before
+
+
+def test_what_is_staged_is_written_in_a_line(tmp_path: Path) -> None:
+    steps = Steps(tmp_path, ALL)
+    staged = Receiver(loaded(Converting, steps.base), checkpoint=steps.base).stage(steps.delta)
+    loaded_ = f"{len(staged.loaded)} tensors through the loader"
+    assert repr(staged) == f"<Staged {steps.delta}: {staged.changed_elements:,} elements, {loaded_}>"
+    # Of one without elements there is nothing to hold.
+    assert repr(staged.shares) == f"<Shares of {len(ALL) - 1} of {len(ALL)} tensors>"
 
 
 def test_what_changes_alone_is_touched(tmp_path: Path) -> None:
@@ -601,6 +611,17 @@ def test_a_loader_that_fails_while_it_is_applied(tmp_path: Path) -> None:
     assert held(module) == held(loaded(Converting, target))
 
 
+def test_nothing_is_staged(tmp_path: Path) -> None:
+    steps = Steps(tmp_path, FORMS)
+    receiver = Receiver(loaded(Engine, steps.base))
+    with pytest.raises(UsageError, match=r"^apply: nothing is staged"):
+        receiver.apply()
+    receiver.stage(steps.delta)
+    receiver.give_up()
+    with pytest.raises(UsageError, match=r"^apply: nothing is staged"):
+        receiver.apply()
+
+
 def test_somebody_else_has_written_to_the_module(tmp_path: Path) -> None:
     steps = Steps(tmp_path, FORMS)
     module = loaded(Engine, steps.base)
@@ -624,6 +645,22 @@ def test_somebody_else_has_written_to_the_module(tmp_path: Path) -> None:
     module.rotary = module.rotary.clone()
     receiver.apply()
     assert held(module) == held(loaded(Engine, steps.target))
+
+
+def test_what_somebody_has_written_elsewhere_is_seen_by_its_digest_alone(tmp_path: Path) -> None:
+    bits = new_bits(FORMS)
+    base = write(tmp_path / "base", FORMS, bits)
+    bits["o.weight"][3] ^= 1
+    target = write(tmp_path / "target", FORMS, bits)
+    diff(base, target, tmp_path / "delta")
+    module = loaded(Engine, base)
+    receiver = Receiver(module, checkpoint=base)
+    receiver.learn()
+    module.o.data.view(-1)[-1] += 1
+    staged = receiver.stage(tmp_path / "delta")
+    assert receiver.apply() is staged and receiver.digest() != staged.shares
+    module.load_weights(weights_of(target))
+    assert receiver.digest() == staged.shares
 
 
 def weights_of(root: Path) -> list[tuple[str, Any]]:
@@ -661,6 +698,34 @@ def test_a_state_dict_is_a_loader(tmp_path: Path) -> None:
         expected = make()
         expected.load_state_dict(dict(weights_of(target)))
         assert held(module) == held(expected)
+
+
+def test_a_loader_that_wants_a_dict_is_told_of_what_it_is_given(tmp_path: Path) -> None:
+    forms: Forms = {"weight": ("F32", (6, 5)), "bias": ("F32", (6,))}
+    base = write(tmp_path / "base", forms, new_bits(forms))
+    module = torch.nn.Linear(5, 6)
+    module.load_state_dict(dict(weights_of(base)))
+    receiver = Receiver(module, module.load_state_dict, checkpoint=base)  # type: ignore[arg-type]
+    with pytest.raises(UnsupportedError, match="its loader failed: TypeError") as told:
+        receiver.learn()
+    assert told.value.hint is not None and "lambda weights: LOAD(dict(weights))" in told.value.hint
+    Receiver(module, lambda weights: module.load_state_dict(dict(weights)), checkpoint=base).learn()
+
+
+@pytest.mark.parametrize(
+    ("given", "what"),
+    [
+        ((MODULE.state_dict(), None, None), "module: is of type OrderedDict, a torch.nn.Module expected"),
+        ((MODULE, "step-1", None), "load_weights: is of type str, a function expected"),
+        ((MODULE, None, MODULE), "twin: is no pair of a module and its loader"),
+        ((MODULE, None, ("step-1", None)), "twin: is of type str, a torch.nn.Module expected"),
+        ((MODULE, None, (MODULE, 7)), "twin: is of type int, a function expected"),
+    ],
+)
+def test_what_is_no_module_and_no_loader(given: tuple[Any, Any, Any], what: str) -> None:
+    module, load, twin = given
+    with pytest.raises(UsageError, match=f"^{what}"):
+        Receiver(module, load, twin=twin)
 
 
 def test_what_is_no_plain_memory_is_refused(tmp_path: Path) -> None:

@@ -8,18 +8,25 @@ import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from fnmatch import fnmatchcase
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from dcr_cli import commit
 from dcr_cli.cli import COMMANDS, main
+from dcr_cli.live import Fate, Member, Receiver
 from dcr_cli.push import push
 from engine_servers import serving
 from layouts import layout_bytes, layout_document, local, part_of, write_dcp
+from live_modules import Engine, held as held_by, loaded
+from live_remotes import TrainedRemote
 from strategies import shard_bytes, tiny_tensors, write_checkpoint
 
 ROOT = Path(__file__).parents[1]
@@ -131,8 +138,61 @@ def test_the_relays_run(folder: Path) -> None:
 
 def test_the_code_runs(folder: Path) -> None:
     push("step-1", "live", baseline="baseline")
+    for step in ("step-1", "step-2"):
+        push(step, "remote")
     for block in blocks("python"):
         subprocess.run([sys.executable, "-c", block], check=True, cwd=folder)
+
+
+class _OverError(Exception):
+    """Ends a loop that has no end."""
+
+
+def test_the_loop_of_a_rank_goes_on_whatever_becomes_of_a_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing there, prepared, still not committed, given up, and committed while it is waited for or not."""
+    remote = TrainedRemote(tmp_path)
+    remote.publish()
+    namespace: dict[str, Any] = {}
+    exec(next(block for block in blocks("python") if "def follow" in block), namespace)
+    seen: list[object] = []
+
+    def again() -> None:
+        raise _OverError
+
+    happenings: list[Callable[[], object]] = [
+        lambda: remote.publish(prepare=True),
+        lambda: None,
+        lambda: commit(remote.url, abort=True),
+        lambda: remote.publish(prepare=True),
+        lambda: commit(remote.url, quorum=1),
+        remote.publish,
+        again,
+    ]
+
+    def happen(seconds: float) -> None:
+        seen.append("slept" if seconds == 1 else "waited")
+        happenings.pop(0)()
+
+    wait = Member.wait
+
+    def wait_at_once(member: Member, seconds: float) -> Fate:
+        if member.fate() is Fate.OPEN:
+            happen(seconds)
+        seen.append(wait(member, 0))
+        return wait(member, 0)
+
+    namespace["time"] = SimpleNamespace(sleep=happen)
+    monkeypatch.setattr(Member, "wait", wait_at_once)
+    module = loaded(Engine, remote.versions[0])
+    receiver = Receiver(module, checkpoint=remote.versions[0])
+    with pytest.raises(_OverError):
+        namespace["follow"](receiver, remote.url, 1, "rank-0")
+    waits = ["waited", Fate.OPEN, "waited", Fate.GIVEN_UP, "slept", "waited", Fate.COMMITTED]
+    assert seen == ["slept", *waits, "slept", Fate.COMMITTED, "slept"]
+    assert held_by(module) == held_by(loaded(Engine, remote.versions[-1])) and receiver.published is not None
+    assert receiver.published.version.number == 4
 
 
 def test_the_scripts_are_there() -> None:

@@ -6,6 +6,7 @@ What one of them is made of is folder.py's matter.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -52,6 +53,11 @@ def has_ahead(folder: Path, place: Place) -> bool:
     """Whether the changes of a version are there that the checkpoint is not known to have come to."""
     with _opened(folder) as root:
         return root.status(f"{_AHEAD}{place}") is not None
+
+
+def is_ahead(changes: Path) -> bool:
+    """Whether changes have the name of those of a version that is prepared, and may never be one."""
+    return os.path.basename(os.path.abspath(changes)).startswith(_AHEAD)
 
 
 def arrive(folder: Path, place: Place) -> str | None:

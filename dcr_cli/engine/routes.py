@@ -19,6 +19,9 @@ from dcr_cli.engine.calls import CallError, Server
 from dcr_cli.errors import ConflictError, HookError
 
 _DEVELOPMENT = "start it with VLLM_SERVER_DEV_MODE=1, which gives it these routes"
+_NEWER = "it needs a newer version, which labels weights; this one was not paused, and serves what it served before"
+_VLLM_UP = "see that vLLM is up, at this address, with VLLM_SERVER_DEV_MODE=1"
+_SGLANG_UP = "see that SGLang is up, at this address"
 _BROKEN = "what it holds is not known: start it anew, then run the same command again"
 _AGAIN = "the bytes are in place; the same command, or the next pull, tries it again"
 _ANEW = "run the same command again, which has it load all of it anew"
@@ -41,7 +44,7 @@ class Routes(Protocol):
         """The engine, for people."""
 
     def look(self) -> None:
-        """See that the engine is there and has the routes; nothing of it is changed."""
+        """See that the engine is there and has the routes, that which shows a label too; nothing of it is changed."""
 
     def pause(self) -> None: ...
 
@@ -65,12 +68,9 @@ class VllmRoutes:
         return self._server.what
 
     def look(self) -> None:
-        try:
-            self._server.get("/is_paused")
-        except CallError as error:
-            if error.code == 404:
-                raise HookError(self._server.what, "has no /is_paused", hint=_DEVELOPMENT) from error
-            raise
+        _look(self._server, "/is_paused", absent=_DEVELOPMENT, unanswered=_VLLM_UP)
+        # It is needed after the load, when an engine that lacks it could not go on.
+        _check_label(self._server, "/weight_info", _look(self._server, "/weight_info", absent=_NEWER))
 
     def pause(self) -> None:
         self._server.post("/pause?mode=keep")
@@ -108,7 +108,8 @@ class SglangRoutes:
         return self._server.what
 
     def look(self) -> None:
-        self._server.get("/model_info")
+        found = _look(self._server, "/model_info", absent=_NEWER, unanswered=_SGLANG_UP)
+        _check_label(self._server, "/model_info", found)
 
     def pause(self) -> None:
         # What runs goes back to the queue and gives up its blocks, so that the cache can be flushed.
@@ -209,6 +210,24 @@ def _still_paused(routes: Routes) -> HookError | None:
 def _leave(routes: Routes, step: _Step) -> None:
     """Have a process that ends at once, as at a second signal, say what it leaves."""
     stopping.leave(f"{routes.what} {step.value}")
+
+
+def _look(server: Server, path: str, *, absent: str, unanswered: str | None = None) -> dict[str, Any]:
+    """Ask for a document before anything is done; what is raised says what to do if there is no such route, or no
+    answer."""
+    try:
+        return server.get(path)
+    except CallError as error:
+        if error.code == 404:
+            raise HookError(server.what, f"has no {path}", hint=absent) from error
+        if error.code is None:
+            raise HookError(server.what, error.facts, hint=unanswered) from error
+        raise
+
+
+def _check_label(server: Server, path: str, answer: dict[str, Any]) -> None:
+    if "weight_version" not in answer:
+        raise HookError(server.what, f"{path} has no weight_version", hint=_NEWER)
 
 
 def _expect(server: Server, path: str, answer: dict[str, Any], member: str, value: object) -> None:

@@ -71,7 +71,9 @@ def exchange(request: Request, end: float) -> Answer:
                 raise
     except TimeoutError:
         raise
-    except (OSError, http.client.HTTPException) as error:
+    except OSError as error:
+        raise NoAnswerError(one_line(error.strerror or f"{type(error).__name__}: {error}")) from error
+    except http.client.HTTPException as error:
         raise NoAnswerError(f"{type(error).__name__}: {one_line(str(error))}") from error
     except ValueError as error:
         # What the library says of a value may be that of a header.

@@ -1,10 +1,11 @@
 """Live receivers: a model that an engine serves from, brought from version to version in the memory where it lies.
 
-    from dcr_cli.live import Receiver, content_of
+    from dcr_cli.live import Receiver
 
-    receiver = Receiver(model, model.load_weights)
-    receiver.stage("s3://bucket/run@7")
-    receiver.apply()
+    receiver = Receiver(model, model.load_weights, checkpoint="step-6")
+    receiver.learn()                        # before it serves: this disturbs it, and puts it back
+    receiver.stage("s3://bucket/run@7")     # it may serve meanwhile
+    receiver.apply()                        # it may not
 
 It needs torch, as comparing on a CUDA device does, and nothing else here.
 """

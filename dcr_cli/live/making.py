@@ -8,7 +8,7 @@ matter.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from dcr_cli.checkpoint.digest import add, digest_bytes, no_digest, tensor_digest
 from dcr_cli.checkpoint.header import DTYPES
 from dcr_cli.checkpoint.names import shown
-from dcr_cli.errors import HookError
+from dcr_cli.errors import HookError, UsageError
 from dcr_cli.layout.layout import Form
 from dcr_cli.live.holdings import Elements, Holdings
 from dcr_cli.live.marks import Marks
@@ -30,11 +30,20 @@ AGAIN = "call apply again: what it writes are absolute bits, and once they are a
 _TRIES = 2
 
 
-def loader_of(module: Any) -> Load:
-    """The module's own loader: its method, else its `load_state_dict`, given all tensors at once."""
+def loader_of(module: Any, given: Load | None = None, what: tuple[str, str] = ("module", "load_weights")) -> Load:
+    """The loader that is given for a module, else its own: its method, else its `load_state_dict`, given all tensors at
+    once. UsageError, which names what is wrong, if that is no module, or no function."""
+    if not isinstance(module, torch.nn.Module):
+        facts = f"is of type {type(module).__name__}, a torch.nn.Module expected"
+        raise UsageError(what[0], facts, hint="give the model itself")
+    if given is not None:
+        if not callable(given):
+            facts = f"is of type {type(given).__name__}, a function expected that loads (name, tensor)"
+            hint = "leave it out for the module's own; the folder of its checkpoint is checkpoint=FOLDER"
+            raise UsageError(what[1], facts, hint=hint)
+        return given
     if hasattr(module, "load_weights"):
-        load: Load = module.load_weights
-        return load
+        return cast(Load, module.load_weights)
 
     def load_all(weights: Weights) -> None:
         module.load_state_dict(dict(weights), strict=False)

@@ -20,11 +20,12 @@ from typing import Self
 
 from dcr_cli.errors import ConflictError, UsageError, WrongBaseError
 from dcr_cli.fetch.prepared import find_prepared
-from dcr_cli.fetch.source import Source, open_source, require_version
+from dcr_cli.fetch.source import Source, open_source
 from dcr_cli.fetch.words import Speaker, Word, say
 from dcr_cli.live.offer import Offer, fetch_offer, find_offer
 from dcr_cli.live.ready import Staged
 from dcr_cli.live.receiver import Receiver
+from dcr_cli.live.stated import check_stated, find_stated
 from dcr_cli.live.way import TO_COMMIT, Way, check_following
 from dcr_cli.remote.hint import GIVEN_UP, PREPARED, read_hint
 from dcr_cli.remote.keys import APPLIED, STAGED, check_receiver
@@ -87,7 +88,7 @@ class Member:
         store = self._exit.enter_context(open_store(remote, storage_options))
         try:
             self._source: Source = open_source(store, trust_in(trusted_keys), None)
-            self._own = require_version(self._source, version)
+            self._own = find_stated(self._source, version)
             self._check_state()
         except BaseException:
             self._exit.close()
@@ -127,7 +128,8 @@ class Member:
         return self._awaited.version.number if self._awaited is not None else None
 
     def announce(self) -> None:
-        """Say that the version that the module was loaded at is applied, as one that was brought there would.
+        """Say that the version that the module was loaded at is applied, as one that was brought there would. Without a
+        name nobody is told; it is seen all the same that the module is at it.
 
         WrongBaseError if it is not that version's state, UsageError if the receiver has no checkpoint to show it.
         """
@@ -151,20 +153,20 @@ class Member:
             self._unsaid.pop(0)
 
     def stage_next(self) -> Staged | None:
-        """Stage the version after the module's own, be it committed or prepared, and say that it is staged; None if
-        there is none, if it is staged already, or if it is not in `changes` yet.
+        """Stage the version after the module's own, be it committed or prepared, and say that it is staged: what is
+        staged, also if it was before; None as long as there is none, or it is not in `changes` yet.
 
-        What was staged, and turns out to have been given up, is forgotten. Raises what `Receiver.stage` raises,
-        UsageError, and nothing is staged, if it has a name and nothing shows that the module is at its version, and
-        TransportError or ConflictError if it cannot be said; the version is staged then, and the next call says it.
-        With `changes`, NotFoundError if what the version changes is there no more, WrongBaseError if that folder is of
-        another history.
+        What was staged, and turns out to have been given up, is forgotten, and what came in its place is staged.
+        Raises what `Receiver.stage` raises, UsageError, and nothing is staged, if it has a name and nothing shows that
+        the module is at its version, and TransportError or ConflictError if it cannot be said; the version is staged
+        then, and the next call says it. With `changes`, NotFoundError if what the version changes is there no more,
+        WrongBaseError if that folder is of another history.
         """
         self.speak()
         self._awaited = None
         if self._staged is not None:
-            if self.fate() is not Fate.GIVEN_UP:
-                return None
+            if (ready := self._receiver.staged) is not None and self.fate() is not Fate.GIVEN_UP:
+                return ready
             self._receiver.give_up()
             self._staged = None
         published = self._next()
@@ -174,7 +176,12 @@ class Member:
         if offer is None:
             self._awaited = published
             return None
-        staged = self._receiver.stage_offer(offer)
+        try:
+            staged = self._receiver.stage_offer(offer)
+        except WrongBaseError:
+            # Whoever is at another version is told that, and not what of the next one does not fit.
+            self._check_state()
+            raise
         if self._speaker is not None and self._receiver.content is None:
             self._receiver.give_up()
             raise self._not_shown()
@@ -243,7 +250,7 @@ class Member:
 
     def catch_up(self) -> tuple[int, ...]:
         """Apply every committed version after the module's own, with `changes` as far as the pull has come, one after
-        the other: which ones.
+        the other: which ones. What is prepared after them is staged, and said to be, as by `stage_next`.
 
         The module must not serve meanwhile. Raises what `stage_next` and `apply` raise.
         """
@@ -276,10 +283,7 @@ class Member:
         return self._staged
 
     def _check_state(self) -> None:
-        content, target = self._receiver.content, self._own.version.target.content
-        if content is not None and content != target:
-            facts = f"the module is at content blake3:{content.hex()[:16]}, which is not version {self.version}"
-            raise WrongBaseError(self._source.shown, facts, hint="say the version that its checkpoint was at")
+        check_stated(self._source, (self._unnoted or self._own).version, self._receiver.content)
 
     def _not_shown(self) -> UsageError:
         facts = "nothing shows that the module is at this version"
@@ -288,7 +292,8 @@ class Member:
     def _check_committed(self, staged: Published) -> None:
         if (fate := self.fate()) is not Fate.COMMITTED:
             what = f"version {staged.version.number} of {self._source.shown}"
-            raise ConflictError(what, f"is {fate.value}, not committed", hint=TO_COMMIT)
+            hint = TO_COMMIT if fate is Fate.OPEN else "stage_next forgets it, and stages what comes in its place"
+            raise ConflictError(what, f"is {fate.value}, not committed", hint=hint)
 
     @property
     def _unnoted(self) -> Published | None:

@@ -11,11 +11,11 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dcr_cli.changes.folder import Changes, has_changes, hint_beside, read_changes
-from dcr_cli.changes.places import find, holds_versions
+from dcr_cli.changes.places import find, holds_versions, is_ahead
 from dcr_cli.checkpoint.digest import object_digest
 from dcr_cli.delta.chain import ChainPayloads
 from dcr_cli.delta.delta import Delta, open_delta
@@ -33,7 +33,7 @@ from dcr_cli.remote.history import require_history
 from dcr_cli.remote.keys import Place, payload_key
 from dcr_cli.remote.log import Log
 from dcr_cli.remote.signing import Trust, split_signed
-from dcr_cli.remote.version import COMMIT_KIND, PUBLISHED_NAME, Published
+from dcr_cli.remote.version import COMMIT_KIND, PUBLISHED_NAME, Published, decode_version
 from dcr_cli.store.opening import open_store
 from dcr_cli.store.store import Store
 
@@ -43,7 +43,8 @@ _TRIES = 2
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A delta, all bytes of which were checked. `published` is the version of a remote that it makes, if it is one.
+    """A delta, all bytes of which were checked. `published` is the version of a remote that it makes, if it is one, and
+    `prepared` the number of one that is not known to be committed.
 
     With `changes` there are no payloads: what they say was decoded already.
     """
@@ -53,10 +54,11 @@ class Offer:
     payloads: ChainPayloads
     published: Published | None = None
     changes: Changes | None = None
+    prepared: int | None = None
 
     @property
     def version(self) -> int | None:
-        return self.published.version.number if self.published is not None else None
+        return self.published.version.number if self.published is not None else self.prepared
 
 
 class FetchedPayloads:
@@ -107,13 +109,16 @@ def offer_of(
             yield fetch_offer(store, published, jobs)
         return
     opened = _open(delta)
-    _check_signed(opened, trust)
+    own = _published_in(opened, trust)
     if has_changes(opened.folder):
-        yield Offer(str(delta), opened, ChainPayloads([]), changes=read_changes(opened))
+        offer = Offer(str(delta), opened, ChainPayloads([]), own, read_changes(opened))
+        if own is not None and is_ahead(opened.folder):
+            offer = replace(offer, published=None, prepared=own.version.number)
+        yield offer
         return
     with PayloadReader(opened.folder, opened.manifest.payloads) as payloads:
         payloads.verify_all(jobs)
-        yield Offer(str(delta), opened, ChainPayloads([payloads]))
+        yield Offer(str(delta), opened, ChainPayloads([payloads]), own)
 
 
 def _open(delta: str | os.PathLike[str]) -> Delta:
@@ -129,14 +134,15 @@ def _open(delta: str | os.PathLike[str]) -> Delta:
         raise NotFoundError(str(delta), facts, hint="stage one of them, or use Member(..., changes=FOLDER)") from error
 
 
-def _check_signed(opened: Delta, trust: Trust) -> None:
-    """Raise WrongBaseError if the delta in a folder has to be signed, and is not by who is trusted."""
-    if not trust.is_asked_for:
-        return
+def _published_in(opened: Delta, trust: Trust) -> Published | None:
+    """The version that a delta in a folder makes, by the commit that lies beside it; None if none does. WrongBaseError
+    if it has to be signed, and is not by who is trusted."""
     what = str(opened.folder / PUBLISHED_NAME)
     with open_folder(opened.folder) as root:
         data = root.read(PUBLISHED_NAME, COMMIT_LIMIT)
     if data is None:
+        if not trust.is_asked_for:
+            return None
         facts = f"is not signed: it has no {PUBLISHED_NAME}, the commit of a version with its signatures"
         hint = "stage REMOTE@N, or what dcr pull --publish-changes leaves, where trusted_keys are given"
         raise WrongBaseError(str(opened.folder), facts, hint=hint)
@@ -144,6 +150,7 @@ def _check_signed(opened: Delta, trust: Trust) -> None:
     if object_digest(signed.line) != opened.commit_blake3:
         raise DamagedError(what, f"is not the commit that {COMMIT_NAME} is")
     trust.check(signed, COMMIT_KIND, what)
+    return decode_version(data, None, what)
 
 
 def find_offer(folder: Path, before: Published, published: Published, shown: str) -> Offer | None:

@@ -14,7 +14,8 @@ some bound on that none of them reaches, is not told from one that does not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from itertools import cycle
 from typing import Any
 
@@ -58,6 +59,7 @@ _CONTRASTS: tuple[tuple[WritesBits, WritesBits], ...] = (
 )
 # With these the groups are given to the loader alone.
 _TRIED = (Leaning(Lean.NEAR, _SEED), Leaning(Lean.HIGH, _SEED + 1))
+_ITERABLE = "it is given an iterable of (name, tensor); for one that wants a dict: lambda weights: LOAD(dict(weights))"
 _LACKING = "may_lack names those that it is right to leave out, such as another rank's layers"
 
 Elements = NDArray[Any]
@@ -162,20 +164,22 @@ class _Probe:
         return before.changed()
 
     def _send(self, values: Mapping[str, WritesBits]) -> None:
+        weights = self._weights(values)
         try:
             with torch.no_grad():
-                self._load(self._weights(values))
+                self._load(weights)
         except DcrError:
             raise
         except Exception as error:
             facts = f"its loader failed: {type(error).__name__}: {error}"
-            hint = "try it alone, on a checkpoint; the module is as it was"
+            is_untouched = inspect.getgeneratorstate(weights) == inspect.GEN_CREATED
+            hint = _ITERABLE if is_untouched else "try it alone, on a checkpoint; the module is as it was"
             raise UnsupportedError(self._memory.what, facts, hint=hint) from error
         if (name := self._memory.moved()) is not None:
             facts = f"its loader gives tensor {shown(name)} another place in memory"
             raise UnsupportedError(self._memory.what, facts, hint="a module is patched where it lies; use --engine")
 
-    def _weights(self, values: Mapping[str, WritesBits]) -> Iterator[tuple[str, Any]]:
+    def _weights(self, values: Mapping[str, WritesBits]) -> Generator[tuple[str, Any], None, None]:
         for name, each in values.items():
             yield name, tensor_of(name, self._forms[name], self._bits(name, each))
 

@@ -12,12 +12,12 @@ from dcr_cli.live.shares import Part, Shares
 from dcr_cli.remote.version import Published
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Staged:
     """What is ready to be applied: from which state to which, and what the module's shares will be then.
 
-    `version` is that of a remote, None for a delta's folder. `changed_elements` of the module change in all,
-    `loaded` tensors go through its loader.
+    `version` is that of a remote, be it prepared, None for a delta that is of none. `changed_elements` of the module
+    change in all, `loaded` tensors go through its loader.
     """
 
     delta: str
@@ -27,6 +27,11 @@ class Staged:
     changed_elements: int
     loaded: tuple[str, ...]
     shares: Shares
+
+    def __repr__(self) -> str:
+        version = f"version {self.version}, " if self.version is not None else ""
+        loaded = f", {len(self.loaded):,} tensors through the loader" if self.loaded else ""
+        return f"<Staged {self.delta}: {version}{self.changed_elements:,} elements{loaded}>"
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,9 +52,10 @@ class Receiver:
 
     `load_weights` takes an iterable of (name, tensor), the names being those of checkpoints; by default it is the
     module's own method of this name, else its `load_state_dict`, given all tensors at once. Where it places what is
-    learnt by having it load, at the first `stage`, or by `learn`, before the module serves; the module is put back bit
-    for bit. Or it is learnt on a `twin`, a module of equal tensors with its loader; or read from the file `layout` that
-    `save_layout` has written for the same `key`, such as "model, engine version, sizes, rank".
+    learnt by having it load, by `learn`, before the module serves, or else at the first `stage`, when it may not serve;
+    the module is put back bit for bit. Or it is learnt on a `twin`, a module of equal tensors with its loader; or read
+    from the file `layout` that `save_layout` has written for the same `key`, such as "model, engine version, sizes,
+    rank".
 
     `checkpoint` is the folder that the module was loaded from: its bits are compared with the module's, each where it
     is said to lie; and what the loader makes something else of is kept in memory as it was there, and loaded once more,
@@ -84,8 +85,8 @@ class Receiver:
             facts = f"is the text {shown(may_lack)}, and no list of patterns"
             raise UsageError("may_lack", facts, hint="write [pattern]")
         self._module = module
-        self._load = load_weights or loader_of(module)
-        self._twin = (twin[0], twin[1] or loader_of(twin[0])) if twin is not None else (module, self._load)
+        self._load = loader_of(module, load_weights)
+        self._twin = _twin_of(twin) if twin is not None else (module, self._load)
         self._key = key
         self._checkpoint = checkpoint
         self._may_lack = tuple(may_lack)
@@ -190,8 +191,8 @@ class Receiver:
 
     def stage(self, delta: str | os.PathLike[str]) -> Staged:
         """Decode and check everything that a delta changes, a folder's or that of REMOTE@N, or what a pull has decoded
-        and published in a folder (FORMAT 12.1); the module is not changed, and may serve meanwhile, unless what
-        `learn` does is still to be done.
+        and published in a folder (FORMAT 12.1). After `learn` the module is not disturbed, and may serve meanwhile;
+        where nobody has called it, this does, and the module may not.
 
         What was staged before is given up. Memory grows with the changes. Raises what reading and fetching raise;
         WrongBaseError if the module is not what the delta starts from, UnsupportedError if it changes which tensors
@@ -255,9 +256,10 @@ class Receiver:
         (`is_partial`): the next call finishes it, and until then the module is at no version. UsageError if nothing is
         staged, HookError if the loader fails, or does not write what it should.
         """
-        ready, holdings = self._ready, self._known()
+        ready = self._ready
         if ready is None:
             raise UsageError("apply", "nothing is staged", hint="call stage first")
+        holdings = self._known()
         self._check_place(holdings)
         if not self._is_partial and not all(patch.has_old() for patch in ready.patches):
             facts = "has other bits than when the change was staged"
@@ -290,6 +292,12 @@ class Receiver:
         if (name := holdings.memory.moved(holdings.names)) is not None:
             facts = f"tensor {shown(name)} does not lie any more where it lay when this receiver was made"
             raise ConflictError(holdings.memory.what, facts, hint="make a new receiver when the module is in its place")
+
+
+def _twin_of(twin: tuple[Any, Load | None]) -> tuple[Any, Load]:
+    if not isinstance(twin, tuple) or len(twin) != 2:
+        raise UsageError("twin", "is no pair of a module and its loader", hint="write twin=(module, None) for its own")
+    return twin[0], loader_of(*twin, what=("twin", "twin"))
 
 
 def _shares(placement: Placement, parts: Mapping[Part, bytes], kept: Mapping[str, Elements]) -> Shares:

@@ -39,7 +39,7 @@ class Part(NamedTuple):
     box: Box
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Shares:
     """Digests of what one rank holds: of the parts of canonical tensors, and of those that its loader was given whole
     because it makes something else of them: what it was given, with which all bits of them that the rank holds were
@@ -49,6 +49,10 @@ class Shares:
     forms: Mapping[str, Form]
     parts: Mapping[Part, bytes]
     loaded: Mapping[str, bytes] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        held = {part.tensor for part in self.parts} | set(self.loaded)
+        return f"<Shares of {len(held):,} of {len(self.forms):,} tensors>"
 
     def tensors(self) -> dict[str, bytes]:
         """The digests of those tensors of which this rank alone holds every element."""

@@ -128,15 +128,19 @@ def encode_version(version: Version) -> bytes:
     return encode_line(members, "commit", limit=COMMIT_LIMIT - MAX_SIGNATURES_BYTES)
 
 
-def decode_version(data: bytes, number: int, what: str) -> Published:
-    """Decode and check the commit of version `number`; DamagedError, or UnsupportedError, names `what`."""
+def decode_version(data: bytes, number: int | None, what: str) -> Published:
+    """Decode and check the commit of version `number`, of whichever it says without; DamagedError, or UnsupportedError,
+    names `what`."""
     if not data:
         raise DamagedError(what, "is empty", hint=_HINT)
     signed = split_signed(data, what)
     document = decode_line(signed.line, what, hint=_HINT)
     found = count(document, "version", MOST_VERSION + 1, what)
+    if number is None and found:
+        number = found
     if found != number:
-        raise DamagedError(what, f"is the commit of version {found}, {number} expected")
+        expected = number if number is not None else "one from 1 on"
+        raise DamagedError(what, f"is the commit of version {found}, {expected} expected")
     if not is_id(document.get("history")) or not is_id(document.get("id")):
         raise DamagedError(what, "its history or id is none")
     if "previous" not in document:

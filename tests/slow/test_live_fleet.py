@@ -68,8 +68,7 @@ def serve(root: Path, name: str, version: int, seed: int) -> None:
     with Member(receiver, str(root / "remote"), version=version, name=name, jobs=1) as member:
         member.announce()
         while member.version < VERSIONS:
-            member.stage_next()
-            if member.staged_version is None:
+            if member.stage_next() is None:
                 time.sleep(0.2)
             elif member.wait(5) is Fate.COMMITTED:
                 member.apply()
