@@ -117,6 +117,24 @@ def test_a_failure_whose_text_breaks_off_is_that_failure(header: str, then_reset
         assert caught.value.code == 500 or then_resets
 
 
+def test_what_a_failure_says_besides_is_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "_FAILURE_SECONDS", 0.2)
+    stopped = threading.Event()
+
+    def hang(connected: socket.socket) -> None:
+        connected.sendall(head(500, "Content-Length: 100"))
+        stopped.wait(15)
+
+    with answering(hang) as url:
+        begin = time.monotonic()
+        try:
+            with pytest.raises(CallError, match="failed: HTTP 500: no text"):
+                Server("engine x", url).post_once("/load", {}, 900)
+            assert time.monotonic() - begin < 10
+        finally:
+            stopped.set()
+
+
 def drip(begin: bytes, stopped: threading.Event) -> Callable[[socket.socket], None]:
     def send(connected: socket.socket) -> None:
         connected.sendall(begin)

@@ -20,7 +20,7 @@ from dcr_cli.errors import (
     UsageError,
     WrongBaseError,
 )
-from dcr_cli.live import Fate, Member, Receiver, content_of
+from dcr_cli.live import Fate, Member, Receiver, content_of, offer
 from dcr_cli.push import push
 from dcr_cli.remote.history import require_history
 from dcr_cli.remote.keys import payload_key
@@ -157,7 +157,8 @@ def test_what_is_prepared_is_staged_while_catching_up(remote: Remote) -> None:
         assert staged is not None and staged.version == 3
         # Whoever has made the receiver forget it has it staged again.
         member._receiver.give_up()
-        assert member.stage_next() == staged
+        assert member.staged_version is None
+        assert member.stage_next() == staged and member.staged_version == 3
         assert remote.said() == ["one.applied", "one.staged", "one.staged"]
 
 
@@ -496,6 +497,19 @@ RANKS = [partial(Engine, rank, 2) for rank in range(2)]
 @pytest.fixture
 def host(tmp_path: Path) -> Host:
     return Host(tmp_path)
+
+
+def test_the_way_is_looked_at_without_what_is_decoded(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That is read when it is staged, and not while requests wait."""
+    with host.member(0, host.ranks()[0]) as member:
+        host.publish()
+        host.publish()
+        host.pull()
+        member.stage_next()
+        with monkeypatch.context() as patched:
+            patched.setattr(offer, "read_changes", lambda found: pytest.fail("is read"))
+            member.check_way(3)
+        assert member.apply() == 2 and member.catch_up() == (3,)
 
 
 def test_ranks_that_hold_slices_switch_together_by_what_a_pull_decodes(host: Host) -> None:

@@ -21,6 +21,8 @@ from dcr_cli.errors import one_line
 _MOST_BYTES = 1 << 20
 # How long an answer is waited for that nobody is to see any more.
 _LAST_SECONDS = 10.0
+# What a failure says besides its status is for people, and need not be all there.
+_FAILURE_SECONDS = 2.0
 _TICK_SECONDS = 0.1
 # What a server can have the standard library raise; the last is for sizes that are none.
 _FAULTS = (OSError, http.client.HTTPException, ValueError)
@@ -90,11 +92,12 @@ def _exchange(line: _Line, parts: SplitResult, request: Request) -> Answer:
     if line.is_at_end:
         # To the library, what a head has until then is all of it.
         raise http.client.HTTPException("the head of an answer breaks off")
+    failure = Answer(response.status, b"")
+    if not failure.is_success:
+        line.hurry(_FAILURE_SECONDS)
     try:
         return Answer(response.status, _body_of(response))
     except _FAULTS:
-        # What a failure says besides is for people, and need not be all there.
-        failure = Answer(response.status, b"")
         if failure.is_success:
             raise
         return failure
@@ -145,9 +148,13 @@ class _Line(io.RawIOBase):
     def makefile(self, mode: str) -> io.BufferedReader:
         return io.BufferedReader(self)
 
+    def hurry(self, seconds: float) -> None:
+        """Wait for what comes no longer than that."""
+        self._end = min(self._end, time.monotonic() + seconds)
+
     def wait_out(self) -> None:
         """Wait until the server has said all it has to say, but not for long."""
-        self._end = min(self._end, time.monotonic() + _LAST_SECONDS)
+        self.hurry(_LAST_SECONDS)
         buffer = bytearray(1 << 12)
         with suppress(*_FAULTS):
             while self.readinto(buffer):

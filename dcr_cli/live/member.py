@@ -114,7 +114,9 @@ class Member:
     @property
     def staged_version(self) -> int | None:
         """The version that is staged, or that an apply is to bring the module to that is to be finished."""
-        return self._staged.version.number if self._staged is not None and self._unnoted is None else None
+        # Others may have it staged, or given up.
+        is_ready = self._receiver.staged is not None or self._receiver.is_partial
+        return self._staged.version.number if self._staged is not None and is_ready and self._unnoted is None else None
 
     @property
     def is_all_said(self) -> bool:

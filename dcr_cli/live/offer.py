@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 from dcr_cli.changes.folder import Changes, has_changes, hint_beside, read_changes
 from dcr_cli.changes.places import find, holds_versions, is_ahead
@@ -37,8 +38,10 @@ from dcr_cli.remote.version import COMMIT_KIND, PUBLISHED_NAME, Published, decod
 from dcr_cli.store.opening import open_store
 from dcr_cli.store.store import Store
 
-_ADDRESS = re.compile(r"(.+)@([0-9]{1,10})", re.DOTALL)
+_ADDRESS = re.compile(r"(.+)@([1-9][0-9]{0,9})", re.DOTALL)
 _TRIES = 2
+
+Taken = TypeVar("Taken")
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +163,21 @@ def find_offer(folder: Path, before: Published, published: Published, shown: str
     It counts if it says of itself that it is of this very version, byte for byte of its commit. Raises what finding and
     reading it raise.
     """
+    return _find(folder, before, published, shown, lambda found: _offer_of(found, published))
+
+
+def find_documents(folder: Path, before: Published, published: Published, shown: str) -> Documents | None:
+    """Open the documents alone of what `find_offer` finds."""
+    return _find(folder, before, published, shown, lambda found: found)
+
+
+def _offer_of(found: Delta, published: Published) -> Offer:
+    return Offer(str(found.folder), found, ChainPayloads([]), published, read_changes(found))
+
+
+def _find(
+    folder: Path, before: Published, published: Published, shown: str, take: Callable[[Delta], Taken]
+) -> Taken | None:
     name = _require_delta(shown, published)
     for _ in range(_TRIES):
         path = find(folder, before.version.place, published.version.place)
@@ -170,7 +188,7 @@ def find_offer(folder: Path, before: Published, published: Published, shown: str
             if opened.commit_blake3 != object_digest(published.signed.line):
                 facts = f"says by {COMMIT_NAME} that it is of another version than {name}"
                 raise WrongBaseError(str(path), facts, hint="let nobody write there but one dcr pull --publish-changes")
-            return Offer(str(path), opened, ChainPayloads([]), published, read_changes(opened))
+            return take(opened)
         except DcrError:
             # It may have got its name meanwhile, or have gone.
             if path.exists():

@@ -17,7 +17,7 @@ from dcr_cli.delta.documents import Documents
 from dcr_cli.errors import ConflictError, DamagedError, NotFoundError, UnsupportedError
 from dcr_cli.fetch.source import Source
 from dcr_cli.layout.layout import Form
-from dcr_cli.live.offer import find_offer
+from dcr_cli.live.offer import find_documents
 from dcr_cli.live.shares import Shares
 from dcr_cli.pool import run_all
 from dcr_cli.remote.documents import fetch_documents
@@ -63,10 +63,10 @@ def _documents(way: Way, name: str, before: Published, published: Published) -> 
     if published.version.delta is None:
         raise UnsupportedError(name, "has only an anchor: nothing of it says what changes", hint=_ANEW)
     if way.changes is not None:
-        offer = find_offer(way.changes, before, published, way.source.shown)
-        if offer is None:
+        found = find_documents(way.changes, before, published, way.source.shown)
+        if found is None:
             raise ConflictError(name, f"what it changes is not in {way.changes} yet", hint=_BEHIND)
-        return offer.documents
+        return found
     documents = fetch_documents(way.source.store, published)
     if documents is None:
         raise NotFoundError(name, "its delta is there no more", hint=_NEWER)
