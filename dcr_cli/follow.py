@@ -30,6 +30,7 @@ from dcr_cli.errors import (
 from dcr_cli.fetch.ahead import Ahead
 from dcr_cli.fetch.following import FollowLock
 from dcr_cli.fetch.hook import DEFAULT_SECONDS
+from dcr_cli.fetch.leaving import begin_leaving
 from dcr_cli.fetch.opening import check_addresses, open_remote
 from dcr_cli.fetch.prepared import find_prepared, is_staged, stage
 from dcr_cli.fetch.pull_result import PullResult
@@ -145,6 +146,7 @@ def follow(
     check_path(checkpoint, "checkpoint")
     check_addresses(checkpoint, remote, fallbacks, publish_changes)
     path = Path(checkpoint)
+    begin_leaving(wish)
     finish(path, wish)
     with open_remote(
         remote, fallbacks, storage_options, receiver=receiver, limit_bytes_per_second=limit_bytes_per_second

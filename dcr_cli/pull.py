@@ -15,6 +15,7 @@ from dcr_cli.arguments import check_path
 from dcr_cli.engine.engines import DEFAULT_SECONDS as DEFAULT_ENGINE_SECONDS
 from dcr_cli.errors import DcrError
 from dcr_cli.fetch.hook import DEFAULT_SECONDS
+from dcr_cli.fetch.leaving import begin_leaving
 from dcr_cli.fetch.opening import check_addresses, open_remote
 from dcr_cli.fetch.pull_result import PullResult
 from dcr_cli.fetch.wish import Wish, make_wish
@@ -63,10 +64,9 @@ def pull(
     reloaded instead of it, one after the other; each may take `engine_seconds` to load, and is shown `engine_token`. A
     `receiver`'s name is what it acknowledges the version by, signed with `receiver_key`; one that has a name also
     stages the version after it, if that is prepared; what prevents that is no error of the pull: the result has it as
-    `staging_error`. In the folder
-    `publish_changes`, what each delta changes is left, decoded, for whoever serves from it, and, staged as with a name,
-    what the version changes that is prepared. `fallbacks` lead to the
-    same remote, and are asked in their order where it does not answer. Raises
+    `staging_error`. In the folder `publish_changes`, which is made for this user alone where it is not there, what each
+    delta changes is left, decoded, for whoever serves from it, and, staged as with a name, what the version changes
+    that is prepared. `fallbacks` lead to the same remote, and are asked in their order where it does not answer. Raises
     what `apply` raises,
     TransportError, NotFoundError (no remote, no such version), DamagedError, WrongBaseError (another state or history,
     a log that went backwards, a delta that is gone), HookError.
@@ -92,6 +92,7 @@ def pull(
     check_path(checkpoint, "checkpoint")
     check_addresses(checkpoint, remote, fallbacks, publish_changes)
     path = Path(checkpoint)
+    begin_leaving(wish)
     foreign = finish(path, wish)
     with open_remote(
         remote, fallbacks, storage_options, receiver=receiver, limit_bytes_per_second=limit_bytes_per_second

@@ -520,9 +520,27 @@ def test_the_folder_lies_outside_of_what_is_pulled(host: Host, run: Run) -> None
     assert list(inside.iterdir()) == []
 
 
+def test_the_folder_is_made_for_this_user_alone(host: Host) -> None:
+    host.publish()
+    one, two = host.root / "one", host.root / "two"
+    pull(host.remote, host.checkpoint, publish_changes=one, dry_run=True, jobs=1)
+    assert not one.exists()
+    pull(host.remote, host.checkpoint, publish_changes=one, jobs=1)
+    assert [path.name.partition("-")[0] for path in one.iterdir()] == ["0000000002"]
+    host.publish()
+    next(iter(follow(host.remote, host.checkpoint, tell=print, publish_changes=two, jobs=1)))
+    assert [path.stat().st_mode & 0o777 for path in (one, two)] == [0o700, 0o700]
+    # One that is there stays as it is.
+    one.chmod(0o755)
+    pull(host.remote, host.checkpoint, publish_changes=one, jobs=1)
+    assert one.stat().st_mode & 0o777 == 0o755
+
+
 def test_what_cannot_be_published_is_refused(host: Host) -> None:
-    with pytest.raises(UsageError, match="is no folder"):
-        pull(host.remote, host.checkpoint, publish_changes=host.root / "none", jobs=1)
+    (host.root / "file").write_text("")
+    for nowhere in (host.root / "none/changes", host.root / "file"):
+        with pytest.raises(UsageError, match="is no folder, and none that can be made"):
+            pull(host.remote, host.checkpoint, publish_changes=nowhere, jobs=1)
     forms = {**FORMS, "new.weight": ("BF16", (4,))}
     bits = {**host.bits, "new.weight": np.arange(4, dtype="<u2")}
     path = write(host.root / "wider", forms, bits)

@@ -90,11 +90,11 @@ def test_what_is_made_is_compared_with_the_checkpoint(tmp_path: Path, changes: d
     with pytest.raises(WrongBaseError, match="than its loader makes of the checkpoint"):
         receiver.learn()
     assert (held(step.module), held(other)) == before and receiver.content is None
-    receiver = step.receiver(**options)
+    receiver = step.receiver(key="a", **options)
     receiver.learn()
     assert (held(step.module), held(other)) == before and receiver.content is not None
     receiver.save_layout(tmp_path / "layout")
-    receiver = step.receiver(checkpoint=step.target, layout=tmp_path / "layout", **options)
+    receiver = step.receiver(checkpoint=step.target, layout=tmp_path / "layout", key="a", **options)
     with pytest.raises(WrongBaseError, match="than its loader makes of the checkpoint"):
         receiver.learn()
     assert (held(step.module), held(other)) == before
@@ -146,13 +146,13 @@ def test_what_becomes_its_own_complement_is_written_all_the_same(tmp_path: Path,
 @pytest.mark.parametrize("spoil", [drop, drop_the_last])
 def test_a_loader_that_does_not_take_the_checkpoint_is_refused(tmp_path: Path, spoil: Any) -> None:
     step = Step(tmp_path, {"l": [1] + [0] * 11})
-    receiver = step.receiver()
+    receiver = step.receiver(key="a")
     receiver.learn()
     receiver.save_layout(tmp_path / "layout")
     step.module.spoil = spoil
     before = held(step.module)
     with pytest.raises(UnsupportedError, match="has left what it makes of tensors in e as it was"):
-        step.receiver(layout=tmp_path / "layout").learn()
+        step.receiver(layout=tmp_path / "layout", key="a").learn()
     assert held(step.module) == before
 
 

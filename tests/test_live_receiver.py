@@ -164,6 +164,21 @@ def test_a_layout_is_saved_and_read(tmp_path: Path) -> None:
         Receiver(module, layout=tmp_path / "layout", key="odd, rank 1")
     with pytest.raises(UsageError, match="is of a module with other tensors"):
         Receiver(Engine(), layout=tmp_path / "layout", key="odd, rank 0").stage(steps.delta)
+    with pytest.raises(UsageError, match=r": [^,]+, [^,]+, [^,]+ and \d+ more$"):
+        Receiver(MODULE, layout=tmp_path / "layout", key="odd, rank 0").stage(steps.delta)
+
+
+def test_a_layout_needs_a_key_and_is_one(tmp_path: Path) -> None:
+    steps = Steps(tmp_path, FORMS)
+    receiver = Receiver(loaded(Engine, steps.base), checkpoint=steps.base)
+    receiver.learn()
+    with pytest.raises(UsageError, match=r"^save_layout: needs a key"):
+        receiver.save_layout(tmp_path / "layout")
+    assert not (tmp_path / "layout").exists()
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(DamagedError, match="its format is not dcr-placement") as told:
+        Receiver(Engine(), layout=tmp_path / "config.json", key="rank 0")
+    assert told.value.hint == "save_layout of a receiver writes one"
 
 
 def test_a_twin_is_disturbed_instead(tmp_path: Path) -> None:
@@ -222,13 +237,13 @@ def test_a_layout_is_of_tensors_that_lie_alike(tmp_path: Path) -> None:
 def test_a_layout_that_lacks_tensors_says_so_again(tmp_path: Path) -> None:
     steps = Steps(tmp_path, ALL)
     module = loaded(Ignoring, steps.base)
-    receiver = Receiver(module, checkpoint=steps.base, may_lack=["a_log", "wide.*"])
+    receiver = Receiver(module, key="a", checkpoint=steps.base, may_lack=["a_log", "wide.*"])
     receiver.learn()
     receiver.save_layout(tmp_path / "layout")
     for may_lack in ((), ["wide.*"]):
         with pytest.raises(UnsupportedError, match="holds nothing of tensors a_log"):
-            Receiver(module, layout=tmp_path / "layout", may_lack=may_lack).stage(steps.delta)
-    Receiver(module, layout=tmp_path / "layout", may_lack=["a_log", "wide.*"]).stage(steps.delta)
+            Receiver(module, layout=tmp_path / "layout", key="a", may_lack=may_lack).stage(steps.delta)
+    Receiver(module, layout=tmp_path / "layout", key="a", may_lack=["a_log", "wide.*"]).stage(steps.delta)
     with pytest.raises(UsageError, match=r"may_lack: is the text layers\.\*, and no list"):
         Receiver(module, may_lack="layers.*")
 

@@ -15,7 +15,7 @@ from dcr_cli.changes.folder import hint_beside, write_changes
 from dcr_cli.changes.owned import check_own
 from dcr_cli.changes.taking import Put
 from dcr_cli.delta.delta import Delta
-from dcr_cli.durable import Folder, open_folder
+from dcr_cli.durable import PRIVATE_FOLDER_MODE, Folder, open_folder
 from dcr_cli.errors import NotFoundError, WrongBaseError
 from dcr_cli.remote.keys import Place, place_named
 
@@ -47,6 +47,15 @@ def leave_ahead(folder: Path, place: Place, delta: Delta, take: Callable[[Put], 
         _drop_ahead(root)
         root.rename(new, root, f"{_AHEAD}{place}")
         root.sync()
+
+
+def make_place(folder: Path) -> None:
+    """Make the folder of all versions, of this user alone, unless it is there. Raises LocalError."""
+    place = Path(os.path.abspath(folder))
+    with open_folder(place.parent) as above:
+        is_there = above.status(place.name) is not None
+        if not is_there and above.make_folder(place.name, PRIVATE_FOLDER_MODE, exist_ok=True):
+            above.sync()
 
 
 def has_ahead(folder: Path, place: Place) -> bool:

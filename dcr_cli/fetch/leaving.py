@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from dcr_cli.changes.places import arrive, has_ahead, leave_ahead, publishing
+from dcr_cli.changes.places import arrive, has_ahead, leave_ahead, make_place, publishing
 from dcr_cli.changes.taking import Put, take
 from dcr_cli.delta.delta import Delta
 from dcr_cli.errors import UnsupportedError, WrongBaseError
@@ -19,6 +19,12 @@ from dcr_cli.fetch.situation import look
 from dcr_cli.fetch.wish import Wish
 from dcr_cli.receiver.view import has_layout
 from dcr_cli.remote.keys import Place
+
+
+def begin_leaving(wish: Wish) -> None:
+    """Make the folder in which changes are to be left, if that is wished for and it is not there."""
+    if wish.changes is not None and not wish.dry_run:
+        make_place(wish.changes)
 
 
 @contextmanager
@@ -53,7 +59,7 @@ def is_left(wish: Wish, place: Place) -> bool:
 
 def is_arriving(wish: Wish, place: Place) -> bool:
     """Whether what was left of a version when it was prepared has not got its name."""
-    return wish.changes is not None and has_ahead(wish.changes, place)
+    return wish.changes is not None and wish.changes.is_dir() and has_ahead(wish.changes, place)
 
 
 def arrived(wish: Wish, place: Place) -> tuple[str, ...]:

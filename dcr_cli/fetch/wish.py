@@ -105,8 +105,12 @@ def _check_changes(folder: Path, *, has_layout: bool) -> None:
     if has_layout:
         facts = "needs a checkpoint in canonical form"
         raise UsageError("--publish-changes", facts, hint="pull to another folder, without --layout")
+    if not os.path.lexists(folder) and folder.parent.is_dir():
+        # It is made when the pull begins.
+        return
     if not folder.is_dir():
-        raise UsageError("--publish-changes", f"{folder} is no folder", hint="make it, such as in /dev/shm")
+        facts = f"{folder} is no folder, and none that can be made"
+        raise UsageError("--publish-changes", facts, hint="give one in a folder that is there, such as /dev/shm")
     fault = fault_of(folder.stat(), folder)
     if fault is not None:
         raise UsageError("--publish-changes", f"{folder}: {fault[0]}", hint=fault[1])

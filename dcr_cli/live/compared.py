@@ -24,6 +24,8 @@ from dcr_cli.live.placement import Placement
 from dcr_cli.live.probing import Load
 
 _AT_ONCE = 1 << 20
+# Of many tensors that differ, so many names say enough.
+_FEW = 3
 _NOT_MADE = "the module is as it was; its loader has to take these tensors alone"
 _SAME = "give the folder that the module was loaded from, as it was then"
 
@@ -35,9 +37,8 @@ def check_fits(placement: Placement, memory: Memory) -> None:
     DamagedError if some of their elements are both placed and made."""
     names = {*_differing(placement.stretches, memory.forms), *_differing(placement.views, memory.views)}
     if names:
-        facts = (
-            f"is of a module with other tensors than {memory.what} has, or that lie otherwise: {listed(sorted(names))}"
-        )
+        facts = f"is of a module with other tensors than {memory.what} has, or that lie otherwise: "
+        facts += listed(sorted(names), _FEW)
         raise UsageError("layout", facts, hint="each rank, of each model and engine, has one of its own")
     for name, product in placement.made.items():
         is_placed = np.zeros(memory.forms[name].elements, np.bool_)
@@ -57,7 +58,7 @@ def check_forms(what: str, placement: Placement, forms: Mapping[str, Form]) -> N
     """Raise UnsupportedError unless these are the tensors that a module was learnt with."""
     if forms != placement.forms:
         known = placement.forms
-        names = listed(sorted(_differing(forms, known)))
+        names = listed(sorted(_differing(forms, known)), _FEW)
         facts = f"has other tensors than the module was learnt with: {names}"
         raise UnsupportedError(what, facts, hint="load the module anew, at this version")
 
@@ -68,7 +69,7 @@ def check_loaded(checkpoint: Checkpoint, holdings: Holdings) -> bytes:
     forms = forms_of(checkpoint)
     known = holdings.placement.forms
     if forms != known:
-        names = listed(sorted(_differing(forms, known)))
+        names = listed(sorted(_differing(forms, known)), _FEW)
         raise WrongBaseError(str(checkpoint.root), f"has other tensors than the delta: {names}", hint=_SAME)
     digests = {}
     with checkpoint.reader() as reader:

@@ -30,6 +30,7 @@ FORMAT = "dcr-placement-2"
 _FEW_STEPS = 16
 # More elements are not in all stretches together of which a loader makes something.
 _MOST_MADE = 1 << 40
+_SAVED = "save_layout of a receiver writes one"
 _LEARN_AGAIN = "it is learnt again where there is none"
 
 
@@ -142,7 +143,7 @@ def decode_placement(data: bytes, what: str) -> Placement:
         found = document.get("format") if type(document) is dict else None
         if type(found) is str and found.startswith("dcr-placement-"):
             raise UnsupportedError(what, f"has format {shown(found)}, this dcr reads {FORMAT}", hint=_LEARN_AGAIN)
-        raise DamagedError(what, f"its format is not {FORMAT}")
+        raise DamagedError(what, f"its format is not {FORMAT}", hint=_SAVED)
     if document.get("requires") != []:
         facts = f"requires {shown(json.dumps(document.get('requires')))}, unknown to this dcr"
         raise UnsupportedError(what, facts, hint="it needs a newer dcr")
@@ -219,7 +220,7 @@ def read_placement(path: str | os.PathLike[str], key: str) -> Placement:
         with Path(path).open("rb") as file:
             data = file.read(MAX_LAYOUT_BYTES + 1)
     except FileNotFoundError as error:
-        raise NotFoundError(what, "no such file", hint="save_layout of a receiver writes one") from error
+        raise NotFoundError(what, "no such file", hint=_SAVED) from error
     except OSError as error:
         raise LocalError(what, f"cannot be read: {error.strerror}", hint=hint_of(error)) from error
     placement = decode_placement(data, what)
@@ -230,8 +231,11 @@ def read_placement(path: str | os.PathLike[str], key: str) -> Placement:
 
 
 def write_placement(path: str | os.PathLike[str], placement: Placement) -> None:
-    """Save a placement as a file, durably."""
+    """Save a placement as a file, durably; UsageError if it has no key: anybody could take it for theirs."""
     check_path(path, "layout")
+    if not placement.key:
+        hint = 'Receiver(..., key="model, engine version, parallel sizes, rank")'
+        raise UsageError("save_layout", "needs a key, which says of what this is the placement", hint=hint)
     with open_folder(Path(path).parent) as folder:
         folder.replace_file(Path(path).name, encode_placement(placement), NEW_FILE_MODE)
 

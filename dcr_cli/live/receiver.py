@@ -166,7 +166,7 @@ class Receiver:
         self._placement, self._holdings = placement, Holdings(memory, placement, kept)
 
     def save_layout(self, path: str | os.PathLike[str]) -> None:
-        """Write what was learnt to a file, durably, for receivers of the same key."""
+        """Write what was learnt to a file, durably, for receivers of the same key; UsageError without one."""
         write_placement(path, self._known().placement)
 
     def digest(self) -> Shares:
