@@ -29,6 +29,7 @@ from dcr_cli.errors import (
 )
 from dcr_cli.live import Member
 from dcr_cli.live.bits import HostPatch
+from dcr_cli.serving.agreeing import Answer
 from dcr_cli.serving.outside import check_nothing_outside
 from dcr_cli.serving.session import Rank, Session, Settings, begin as begin_session
 from live_modules import Engine, addresses, held, loaded
@@ -137,6 +138,32 @@ def test_where_several_versions_were_stopped_is_said(remote: Remote, monkeypatch
             session.finish()
     assert session.version == 3 and held(module) == held(loaded(Engine, checkpoints[1]))
     assert session.finish() == 4 and held(module) == held(loaded(Engine, checkpoints[2]))
+    session.close()
+
+
+def test_the_others_hear_of_an_interrupt(remote: Remote, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before it ends what one of them does: they need not wait for it."""
+    heard: list[Answer] = []
+
+    def hear(answer: Answer) -> list[Answer]:
+        heard.append(answer)
+        return [answer]
+
+    module = loaded(Engine, remote.versions[0])
+    session = Session(module, module.load_weights, remote.settings(), Rank(0, "", hear))
+    target = remote.publish()
+    session.update(2)
+
+    def interrupt(*given: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Member, "apply", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            session.finish()
+    fault = heard[-1].fault
+    assert fault is not None and "KeyboardInterrupt" in fault.facts
+    assert session.finish() == 2 and held(module) == held(loaded(Engine, target))
     session.close()
 
 

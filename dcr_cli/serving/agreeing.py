@@ -75,7 +75,7 @@ def ask_all(rank: Rank, answer: Answer) -> Answers:
         raise HookError(rank.what, facts, hint=_LOST) from error
 
 
-def fault_of(error: Exception) -> Fault:
+def fault_of(error: BaseException) -> Fault:
     """Put an error in words; one that is none of dcr's own is a HookError."""
     if isinstance(error, DcrError):
         return Fault(error.class_name, error.what, error.facts, error.hint)

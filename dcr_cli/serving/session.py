@@ -203,7 +203,7 @@ class Session:
 
     # How they hear of each other
 
-    def _ask(self, call: str, error: Exception | None) -> Answers:
+    def _ask(self, call: str, error: BaseException | None) -> Answers:
         fault = fault_of(error) if error is not None else None
         return ask_all(self._rank, Answer(self._rank.number, call, self.version, self.is_partial, fault))
 
@@ -212,6 +212,7 @@ class Session:
         first one that has not, and where all stand."""
         error = _error_of(work)
         answers = self._ask(call, error)
+        _raise_stop(error)
         is_mixed = not is_one_version(answers)
         try:
             check_all(answers, where=standing(answers), hint=_AGAIN if is_mixed else None)
@@ -246,23 +247,33 @@ def begin(
     for call, work in (("init", read), ("begin", learn)):
         error = _error_of(work)
         try:
-            check_all(ask_all(rank, Answer(rank.number, call, fault=fault_of(error) if error is not None else None)))
-        except DcrError as first:
+            answers = ask_all(rank, Answer(rank.number, call, fault=fault_of(error) if error is not None else None))
+            _raise_stop(error)
+            check_all(answers)
+        except BaseException as first:
             for session in made:
                 session.close()
-            raise first from error
+            if isinstance(first, DcrError):
+                raise first from error
+            raise
     if old is not None:
         old.close()
     return made[0]
 
 
-def _error_of(work: Callable[[], object]) -> Exception | None:
-    """Do something that others are to hear of: what went wrong."""
+def _error_of(work: Callable[[], object]) -> BaseException | None:
+    """Do something that others are to hear of: what went wrong, or has stopped it."""
     try:
         work()
-    except Exception as error:
+    except BaseException as error:
         return error
     return None
+
+
+def _raise_stop(error: BaseException | None) -> None:
+    """Raise what has stopped something, such as KeyboardInterrupt, now that the others have heard of it."""
+    if error is not None and not isinstance(error, Exception):
+        raise error
 
 
 def _file_name(key: str) -> str:
