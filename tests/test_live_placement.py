@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from dcr_cli.checkpoint.digest import object_digest
 from dcr_cli.delta.frame import encode_frame
 from dcr_cli.errors import DamagedError, NotFoundError, UnsupportedError, UsageError
 from dcr_cli.layout.box import Box, slice_box, whole_box
@@ -73,9 +74,14 @@ def test_marks_are_read_again(count: int) -> None:
     assert np.array_equal(found, flags) and sum(map(len, marks.frames)) < 300 * len(marks.frames)
 
 
+def sealed(rest: bytes) -> bytes:
+    return b'{"blake3": "blake3:%s",\n%s' % (object_digest(rest).hex().encode(), rest)
+
+
 def edited(**members: Any) -> bytes:
-    document = json.loads(encode_placement(PLACEMENT))
-    return json.dumps({key: value for key, value in (document | members).items() if value is not None}).encode()
+    document = json.loads(encode_placement(PLACEMENT)) | members
+    del document["blake3"]
+    return sealed(json.dumps({key: value for key, value in document.items() if value is not None}).encode()[1:])
 
 
 def refused(message: str, **members: Any) -> None:
@@ -213,6 +219,39 @@ def test_rule_145_the_module_is_the_one_that_it_was_learnt_of() -> None:
     both = Product(0, Marks.of(np.array([0, 0, 0, 1, 0, 0], np.bool_)))
     with pytest.raises(DamagedError, match="elements of w are both placed and made of something"):
         check_fits(replace(placement, made={"w": both}), memory_of(Plain()))
+
+
+def test_rule_146_what_a_placement_claims_is_what_was_written() -> None:
+    data = encode_placement(PLACEMENT)
+    line, rest = data.split(b"\n", 1)
+    assert sealed(rest) == data
+    # Each of these is a placement that could be another module's.
+    for claim, other in (
+        (b"[[4, 1, 1]]", b"[[2, 1, 1]]"),
+        (b'["a", 0, 0,', b'["a", 0, 2,'),
+        (b'"x": [0, ["', b'"w": [0, ["'),
+        (b'"loaded": [["made"]]', b'"loaded": [["a"]]'),
+    ):
+        assert claim in rest
+        changed = rest.replace(claim, other)
+        with pytest.raises(DamagedError, match="its first line is not the blake3 of the others"):
+            decode_placement(line + b"\n" + changed, "layout")
+    for other in (rest, b"{" + rest, line.upper() + b"\n" + rest, line + b" \n" + rest, line + rest, data + b" "):
+        with pytest.raises(DamagedError):
+            decode_placement(other, "layout")
+
+
+@pytest.mark.parametrize("mask", [1, 4, 0x20, 0xFF])
+def test_no_byte_of_a_placement_can_change(mask: int) -> None:
+    data = encode_placement(PLACEMENT)
+    for at in range(len(data)):
+        changed = bytearray(data)
+        changed[at] ^= mask
+        with pytest.raises((DamagedError, UnsupportedError)):
+            decode_placement(bytes(changed), "layout")
+    for length in range(len(data)):
+        with pytest.raises(DamagedError):
+            decode_placement(data[:length], "layout")
 
 
 def footprints(*boxes: Box) -> list[Box]:

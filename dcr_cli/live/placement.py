@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dcr_cli.arguments import check_path
+from dcr_cli.checkpoint.digest import blake3_text, object_digest
 from dcr_cli.checkpoint.json_text import strict_json
 from dcr_cli.checkpoint.names import listed, shown
 from dcr_cli.durable import NEW_FILE_MODE, open_folder
@@ -31,6 +32,7 @@ _FEW_STEPS = 16
 # More elements are not in all stretches together of which a loader makes something.
 _MOST_MADE = 1 << 40
 _LEARN_AGAIN = "it is learnt again where there is none"
+_HEAD, _HEAD_END = b'{"blake3": "', b'",\n'
 
 
 class Product(NamedTuple):
@@ -118,7 +120,8 @@ def _cut(box: Box) -> list[Box]:
 
 
 def encode_placement(placement: Placement) -> bytes:
-    """The JSON of a placement; that of its layout is one of its members, line by line."""
+    """The JSON of a placement: its first line has the digest of all others; its layout is one of its members, line by
+    line."""
     head = {
         "format": FORMAT,
         "requires": [],
@@ -127,8 +130,13 @@ def encode_placement(placement: Placement) -> bytes:
         "views": placement.views,
         "made": {stretch: _product(product) for stretch, product in placement.made.items()},
     }
-    text = json.dumps(head, ensure_ascii=False)[:-1]
-    return f'{text}, "layout":\n'.encode() + encode_layout(placement.layout).rstrip() + b"}\n"
+    text = json.dumps(head, ensure_ascii=False)[1:-1]
+    rest = f'{text}, "layout":\n'.encode() + encode_layout(placement.layout).rstrip() + b"}\n"
+    return _first_line(rest) + rest
+
+
+def _first_line(rest: bytes) -> bytes:
+    return _HEAD + blake3_text(object_digest(rest)).encode() + _HEAD_END
 
 
 def _product(product: Product) -> list[object]:
@@ -146,6 +154,9 @@ def decode_placement(data: bytes, what: str) -> Placement:
     if document.get("requires") != []:
         facts = f"requires {shown(json.dumps(document.get('requires')))}, unknown to this dcr"
         raise UnsupportedError(what, facts, hint="it needs a newer dcr")
+    begin = data.find(b"\n") + 1
+    if data[:begin] != _first_line(data[begin:]):
+        raise DamagedError(what, "its first line is not the blake3 of the others", hint=_LEARN_AGAIN)
     key, loaded = document.get("key"), document.get("loaded")
     if type(key) is not str or type(loaded) is not list or not all(map(_is_group, loaded)):
         raise DamagedError(what, "its key is no text, or loaded is no list of lists of names")
