@@ -167,28 +167,34 @@ RIGHT = frame(bytes([4, 1]))
 @pytest.mark.parametrize(
     ("made", "message"),
     [
-        ({"more": [0, [RIGHT]]}, "what is made in more: is in no stretch"),
-        ({"x": [RIGHT]}, "is not the number of a group and a list of texts"),
-        ({"x": [0, RIGHT]}, "is not the number of a group and a list of texts"),
-        ({"x": [0, [3]]}, "is not the number of a group and a list of texts"),
-        ({"x": [1, [RIGHT]]}, "the groups of loaded are not"),
-        ({"x": [0, []]}, "has 0 frames for 9 elements"),
-        ({"x": [0, [RIGHT, RIGHT]]}, "has 2 frames for 9 elements"),
-        ({"x": [0, ["!"]]}, "base64"),
-        ({"x": [0, [base64.b64encode(b"no frame").decode()]]}, "is not a zstd frame"),
-        ({"x": [0, [frame(bytes([4]))]]}, "holds 1 bytes, not 2"),
-        ({"x": [0, [frame(bytes(1 << 22))]]}, "states 4194304 bytes"),
-        ({"x": [0, [frame(bytes([4, 2]))]]}, "marks elements that are not there"),
-        ({"x": [0, [frame(bytes(2))]]}, "marks nothing"),
+        ({"more": [0, [RIGHT], False]}, "what is made in more: is in no stretch"),
+        ({"x": [RIGHT]}, "is not the number of a group, a list of texts and a truth value"),
+        ({"x": [0, [RIGHT]]}, "is not the number of a group, a list of texts and a truth value"),
+        ({"x": [0, [RIGHT], 0]}, "is not the number of a group, a list of texts and a truth value"),
+        ({"x": [0, RIGHT, False]}, "is not the number of a group, a list of texts and a truth value"),
+        ({"x": [0, [3], False]}, "is not the number of a group, a list of texts and a truth value"),
+        ({"x": [1, [RIGHT], False]}, "the groups of loaded are not"),
+        ({"x": [0, [], False]}, "has 0 frames for 9 elements"),
+        ({"x": [0, [RIGHT, RIGHT], False]}, "has 2 frames for 9 elements"),
+        ({"x": [0, ["!"], False]}, "base64"),
+        ({"x": [0, [base64.b64encode(b"no frame").decode()], False]}, "is not a zstd frame"),
+        ({"x": [0, [frame(bytes([4]))], False]}, "holds 1 bytes, not 2"),
+        ({"x": [0, [frame(bytes(1 << 22))], False]}, "states 4194304 bytes"),
+        ({"x": [0, [frame(bytes([4, 2]))], False]}, "marks elements that are not there"),
+        ({"x": [0, [frame(bytes(2))], False]}, "marks nothing"),
     ],
 )
 def test_rule_144_what_is_made_has_a_bit_for_each_element(made: dict[str, Any], message: str) -> None:
     refused(message, made=made)
-    assert decode_placement(edited(made={"x": [0, [RIGHT]]}), "layout").made["x"].group == 0
+    assert decode_placement(edited(made={"x": [0, [RIGHT], True]}), "layout").made == {
+        "x": Product(0, Marks.checked(9, [base64.b64decode(RIGHT)]), True)
+    }
     document = json.loads(encode_placement(PLACEMENT))["layout"]
     large = {"x": {"dtype": "F16", "shape": [1 << 41], "boxes": []}}
     shards = {ONLY_FILE: {**document["shards"][ONLY_FILE], **large}}
-    refused(f"have more than {1 << 40} elements", layout={**document, "shards": shards}, made=made | {"x": [0, []]})
+    refused(
+        f"have more than {1 << 40} elements", layout={**document, "shards": shards}, made=made | {"x": [0, [], False]}
+    )
 
 
 class Plain(torch.nn.Module):
