@@ -14,8 +14,12 @@ from torch import nn
 
 from dcr_cli import diff
 from dcr_cli.errors import ConflictError, DamagedError, HookError, UnsupportedError, WrongBaseError
-from dcr_cli.layout.layout import Form
+from dcr_cli.layout.box import Box
+from dcr_cli.layout.layout import Form, Layout, LocalTensor, Placement as Placed
+from dcr_cli.layout.loader import ONLY_FILE
 from dcr_cli.live import Receiver, content_of
+from dcr_cli.live.marks import AT_ONCE, Marks
+from dcr_cli.live.placement import Placement, Product, read_placement
 from live_modules import Bits, Forms, held, loaded, new_bits, write
 
 TENSORS: Forms = {"w": ("BF16", (6, 5)), "l": ("F32", (12,)), "ids": ("I64", (70,)), "v": ("BF16", (9,))}
@@ -258,3 +262,100 @@ def test_nothing_is_known_of_what_is_made_without_a_checkpoint(tmp_path: Path) -
     step.module.e[0] = 7
     with pytest.raises(DamagedError, match="has other bits in e than its loader has made"):
         receiver.digest()
+
+
+class Masks(nn.Module):
+    """What is larger than a bound, which no value of a probe is near of some elements, behind it padding that the
+    loader leaves alone, and, where it counts, how often it has loaded."""
+
+    def __init__(self, padding: int = 0, counts: bool = False) -> None:
+        super().__init__()
+        self.register_buffer("mask", torch.full((1030,), padding, dtype=torch.uint8))
+        self.n = nn.Parameter(torch.zeros(4), requires_grad=False)
+        self._counts = counts
+
+    def load_weights(self, weights: Any) -> None:
+        mask = self.get_buffer("mask")
+        for name, weight in weights:
+            if name == "w":
+                mask[:1024].copy_(weight.reshape(-1) > -0.01)
+                if self._counts:
+                    mask[1029] += 1
+            else:
+                self.n.copy_(weight)
+
+
+MASKED: Forms = {"w": ("BF16", (32, 32)), "n": ("F32", (4,))}
+
+
+class Unmarked:
+    """A base of ones, and a target with other signs where no probe shows that anything is made."""
+
+    def __init__(self, root: Path, **options: Any) -> None:
+        bits: Bits = {"w": np.full(1024, 0x3F80, "<u2"), "n": np.zeros(4, "<u4")}
+        self.base = write(root / "base", MASKED, bits)
+        self.module = loaded(partial(Masks, **options), self.base)
+        receiver = Receiver(self.module, checkpoint=self.base)
+        receiver.learn()
+        receiver.save_layout(root / "layout")
+        self.product = read_placement(root / "layout", "").made["mask"]
+        ((_, flags),) = self.product.marks.parts()
+        self.places = np.flatnonzero(~flags[:1024])
+        assert 0 < len(self.places) < 1024 and not flags[1024:].any()
+        bits["w"] = bits["w"].copy()
+        bits["w"][self.places] ^= 0x8000
+        self.target = write(root / "target", MASKED, bits)
+        self.receiver = receiver
+
+
+@pytest.mark.parametrize("twin", [False, True])
+def test_what_no_load_has_changed_is_compared_too(tmp_path: Path, twin: bool) -> None:
+    step = Unmarked(tmp_path, padding=9)
+    # What the loader writes nowhere is not the same in both.
+    options: dict[str, Any] = {"twin": (Masks(padding=5), None)} if twin else {}
+    with pytest.raises(WrongBaseError, match="has other bits in mask than its loader makes of the checkpoint"):
+        Receiver(step.module, checkpoint=step.target, **options).learn()
+    before = held(step.module)
+    receiver = Receiver(step.module, checkpoint=step.base, **options)
+    receiver.learn()
+    receiver.digest()
+    assert held(step.module) == before and not step.product.is_restless
+    if twin:
+        assert held(options["twin"][0]) == held(Masks(padding=5))
+    for place in (step.places[0], step.places[-1], 1027):
+        step.module.mask[place] ^= 1
+        with pytest.raises(DamagedError, match="has other bits in mask than its loader has made"):
+            receiver.digest()
+        step.module.mask[place] ^= 1
+    diff(step.base, step.target, tmp_path / "delta")
+    receiver.stage(tmp_path / "delta")
+    receiver.apply()
+    assert content_of([receiver.digest()]) == receiver.content
+    assert held(step.module) == held(loaded(partial(Masks, padding=9), step.target))
+
+
+def test_beside_what_changes_by_itself_marked_elements_alone_are_compared(tmp_path: Path) -> None:
+    step = Unmarked(tmp_path, counts=True)
+    assert step.product.is_restless
+    step.receiver.digest()
+    step.module.mask[1029] += 1
+    step.receiver.digest()
+    ((_, flags),) = step.product.marks.parts()
+    step.module.mask[int(np.argmax(flags))] ^= 1
+    with pytest.raises(DamagedError, match="has other bits in mask than its loader has made"):
+        step.receiver.digest()
+
+
+def test_what_is_placed_beside_what_is_made_is_not_compared_with_it() -> None:
+    whole, made = Form("F32", (AT_ONCE + 9,)), np.zeros(AT_ONCE + 9, np.bool_)
+    made[[3, AT_ONCE + 8]] = True
+    box = Box.make([(AT_ONCE // 2 + 2, 1, 2)], 0, 4)
+    row = LocalTensor(whole, (Placed("w", box),))
+    layout = Layout("layout", {"l": Form("F32", ()), "w": Form("F32", (box.elements,))}, {ONLY_FILE: {"row": row}})
+    for is_restless in (False, True):
+        product = Product(0, Marks.of(made), is_restless)
+        parts = list(Placement(layout, (("l",),), made={"row": product}).compared("row"))
+        assert [first for first, _ in parts] == [0, AT_ONCE]
+        expected = np.ones(len(made), np.bool_)
+        expected[4 : box.local_end : 2] = False
+        assert np.array_equal(np.concatenate([flags for _, flags in parts]), made if is_restless else expected)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from dcr_cli.checkpoint.digest import object_digest
 from dcr_cli.delta.frame import encode_frame
 from dcr_cli.errors import DamagedError, NotFoundError, UnsupportedError, UsageError
 from dcr_cli.layout.box import Box, slice_box, whole_box
@@ -73,9 +74,14 @@ def test_marks_are_read_again(count: int) -> None:
     assert np.array_equal(found, flags) and sum(map(len, marks.frames)) < 300 * len(marks.frames)
 
 
+def sealed(rest: bytes) -> bytes:
+    return b'{"blake3": "blake3:%s",\n%s' % (object_digest(rest).hex().encode(), rest)
+
+
 def edited(**members: Any) -> bytes:
-    document = json.loads(encode_placement(PLACEMENT))
-    return json.dumps({key: value for key, value in (document | members).items() if value is not None}).encode()
+    document = json.loads(encode_placement(PLACEMENT)) | members
+    del document["blake3"]
+    return sealed(json.dumps({key: value for key, value in document.items() if value is not None}).encode()[1:])
 
 
 def refused(message: str, **members: Any) -> None:
@@ -161,28 +167,34 @@ RIGHT = frame(bytes([4, 1]))
 @pytest.mark.parametrize(
     ("made", "message"),
     [
-        ({"more": [0, [RIGHT]]}, "what is made in more: is in no stretch"),
-        ({"x": [RIGHT]}, "is not the number of a group and a list of texts"),
-        ({"x": [0, RIGHT]}, "is not the number of a group and a list of texts"),
-        ({"x": [0, [3]]}, "is not the number of a group and a list of texts"),
-        ({"x": [1, [RIGHT]]}, "the groups of loaded are not"),
-        ({"x": [0, []]}, "has 0 frames for 9 elements"),
-        ({"x": [0, [RIGHT, RIGHT]]}, "has 2 frames for 9 elements"),
-        ({"x": [0, ["!"]]}, "base64"),
-        ({"x": [0, [base64.b64encode(b"no frame").decode()]]}, "is not a zstd frame"),
-        ({"x": [0, [frame(bytes([4]))]]}, "holds 1 bytes, not 2"),
-        ({"x": [0, [frame(bytes(1 << 22))]]}, "states 4194304 bytes"),
-        ({"x": [0, [frame(bytes([4, 2]))]]}, "marks elements that are not there"),
-        ({"x": [0, [frame(bytes(2))]]}, "marks nothing"),
+        ({"more": [0, [RIGHT], False]}, "what is made in more: is in no stretch"),
+        ({"x": [RIGHT]}, "is not the number of a group, a list of texts and a truth value"),
+        ({"x": [0, [RIGHT]]}, "is not the number of a group, a list of texts and a truth value"),
+        ({"x": [0, [RIGHT], 0]}, "is not the number of a group, a list of texts and a truth value"),
+        ({"x": [0, RIGHT, False]}, "is not the number of a group, a list of texts and a truth value"),
+        ({"x": [0, [3], False]}, "is not the number of a group, a list of texts and a truth value"),
+        ({"x": [1, [RIGHT], False]}, "the groups of loaded are not"),
+        ({"x": [0, [], False]}, "has 0 frames for 9 elements"),
+        ({"x": [0, [RIGHT, RIGHT], False]}, "has 2 frames for 9 elements"),
+        ({"x": [0, ["!"], False]}, "base64"),
+        ({"x": [0, [base64.b64encode(b"no frame").decode()], False]}, "is not a zstd frame"),
+        ({"x": [0, [frame(bytes([4]))], False]}, "holds 1 bytes, not 2"),
+        ({"x": [0, [frame(bytes(1 << 22))], False]}, "states 4194304 bytes"),
+        ({"x": [0, [frame(bytes([4, 2]))], False]}, "marks elements that are not there"),
+        ({"x": [0, [frame(bytes(2))], False]}, "marks nothing"),
     ],
 )
 def test_rule_144_what_is_made_has_a_bit_for_each_element(made: dict[str, Any], message: str) -> None:
     refused(message, made=made)
-    assert decode_placement(edited(made={"x": [0, [RIGHT]]}), "layout").made["x"].group == 0
+    assert decode_placement(edited(made={"x": [0, [RIGHT], True]}), "layout").made == {
+        "x": Product(0, Marks.checked(9, [base64.b64decode(RIGHT)]), True)
+    }
     document = json.loads(encode_placement(PLACEMENT))["layout"]
     large = {"x": {"dtype": "F16", "shape": [1 << 41], "boxes": []}}
     shards = {ONLY_FILE: {**document["shards"][ONLY_FILE], **large}}
-    refused(f"have more than {1 << 40} elements", layout={**document, "shards": shards}, made=made | {"x": [0, []]})
+    refused(
+        f"have more than {1 << 40} elements", layout={**document, "shards": shards}, made=made | {"x": [0, [], False]}
+    )
 
 
 class Plain(torch.nn.Module):
@@ -213,6 +225,39 @@ def test_rule_145_the_module_is_the_one_that_it_was_learnt_of() -> None:
     both = Product(0, Marks.of(np.array([0, 0, 0, 1, 0, 0], np.bool_)))
     with pytest.raises(DamagedError, match="elements of w are both placed and made of something"):
         check_fits(replace(placement, made={"w": both}), memory_of(Plain()))
+
+
+def test_rule_146_what_a_placement_claims_is_what_was_written() -> None:
+    data = encode_placement(PLACEMENT)
+    line, rest = data.split(b"\n", 1)
+    assert sealed(rest) == data
+    # Each of these is a placement that could be another module's.
+    for claim, other in (
+        (b"[[4, 1, 1]]", b"[[2, 1, 1]]"),
+        (b'["a", 0, 0,', b'["a", 0, 2,'),
+        (b'"x": [0, ["', b'"w": [0, ["'),
+        (b'"loaded": [["made"]]', b'"loaded": [["a"]]'),
+    ):
+        assert claim in rest
+        changed = rest.replace(claim, other)
+        with pytest.raises(DamagedError, match="its first line is not the blake3 of the others"):
+            decode_placement(line + b"\n" + changed, "layout")
+    for other in (rest, b"{" + rest, line.upper() + b"\n" + rest, line + b" \n" + rest, line + rest, data + b" "):
+        with pytest.raises(DamagedError):
+            decode_placement(other, "layout")
+
+
+@pytest.mark.parametrize("mask", [1, 4, 0x20, 0xFF])
+def test_no_byte_of_a_placement_can_change(mask: int) -> None:
+    data = encode_placement(PLACEMENT)
+    for at in range(len(data)):
+        changed = bytearray(data)
+        changed[at] ^= mask
+        with pytest.raises((DamagedError, UnsupportedError)):
+            decode_placement(bytes(changed), "layout")
+    for length in range(len(data)):
+        with pytest.raises(DamagedError):
+            decode_placement(data[:length], "layout")
 
 
 def footprints(*boxes: Box) -> list[Box]:

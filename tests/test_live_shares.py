@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
+import torch
 
 from dcr_cli.checkpoint.digest import content_digest, digest_bytes, tensor_digest
 from dcr_cli.errors import DamagedError, UnsupportedError
-from dcr_cli.layout.box import Box, slice_box, whole_box
-from dcr_cli.layout.layout import Form
+from dcr_cli.layout.box import Box, Rectangle, slice_box, whole_box
+from dcr_cli.layout.layout import Form, Layout, LocalTensor, Placement as Placed
+from dcr_cli.layout.loader import ONLY_FILE
+from dcr_cli.live.bits import HostBits
+from dcr_cli.live.memory import memory_of
 from dcr_cli.live.pieces import cuts_of, digest_whole, split, total_of
-from dcr_cli.live.shares import Part, Shares, content_of
+from dcr_cli.live.placement import Placement
+from dcr_cli.live.shares import Part, Shares, content_of, digest_parts
 
 WHOLE = np.arange(24, dtype="<u2") * 2749
 FORMS = {"empty": Form("BF16", (0,)), "w": Form("BF16", (4, 6))}
@@ -106,3 +113,44 @@ def test_pieces_have_each_element_once(shape: tuple[int, ...]) -> None:
     if form.elements and shape and shape[0] <= 16:
         assert set(range(0, form.elements, form.elements // shape[0])) <= set(cuts)
     assert [part for number, begin, end in split(form, flat) for part in flat[begin:end]] == flat.tolist()
+
+
+@pytest.mark.parametrize(("shape", "reads"), [((64, 64), 1), ((3, 5), 1), ((1 << 20,), 1), ((1100, 1000), 2)])
+def test_a_tensor_is_read_by_what_it_has_and_not_by_its_pieces(
+    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], reads: int
+) -> None:
+    form = Form("BF16", shape)
+    size = form.elements
+    elements = (np.arange(size) * 2749).astype("<u2")
+    row = Form("BF16", (size + 5,))
+    layout = Layout("layout", {"w": form}, {ONLY_FILE: {"row": LocalTensor(row, (Placed("w", box_at(size, 5)),))}})
+    module = torch.nn.Module()
+    module.register_buffer("row", torch.from_numpy(np.append(np.zeros(5, "<u2"), elements)).view(torch.bfloat16))
+    views: list[Box] = []
+    view = HostBits.view
+
+    def counted(self: HostBits, box: Box, part: Rectangle) -> Any:
+        views.append(box)
+        return view(self, box, part)
+
+    monkeypatch.setattr(HostBits, "view", counted)
+    ((part, data),) = digest_parts(memory_of(module), Placement(layout)).items()
+    assert part == Part("w", whole_box(size)) and data == digest_whole(form, elements) and len(views) == reads
+
+
+def box_at(elements: int, local: int) -> Box:
+    return Box.make([(elements, 1, 1)], 0, local)
+
+
+@pytest.mark.parametrize("columns", [(0, 3000), (2999, 1)])
+def test_the_digest_of_columns_is_that_of_each_piece(columns: tuple[int, int]) -> None:
+    form = Form("BF16", (700, 3000))
+    box = slice_box(form.shape, (0, columns[0]), (700, columns[1]))
+    whole = np.zeros(form.elements, "<u2")
+    held = (np.arange(box.elements) * 2749).astype("<u2")
+    whole.reshape(form.shape)[:, columns[0] : sum(columns)] = held.reshape(700, -1)
+    row = LocalTensor(Form("BF16", (len(held),)), (Placed("w", box),))
+    module = torch.nn.Module()
+    module.register_buffer("row", torch.from_numpy(held).view(torch.bfloat16))
+    placement = Placement(Layout("layout", {"w": form}, {ONLY_FILE: {"row": row}}))
+    assert list(digest_parts(memory_of(module), placement).values()) == [digest_whole(form, whole)]

@@ -7,7 +7,7 @@ matter.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 import numpy as np
@@ -108,15 +108,15 @@ def _all_bits(form: Form) -> Any:
     return np.array(1 if dtype.name == "BOOL" else (1 << 8 * dtype.width) - 1, f"<u{dtype.width}")
 
 
-def digest_made(memory: Memory, made: Mapping[str, Marks]) -> dict[str, bytes]:
-    """Digest the marked elements of each stretch: all others count as zeros."""
-    return {name: _digest(memory, name, marks) for name, marks in made.items()}
+def digest_made(holdings: Holdings, stretches: Iterable[str]) -> dict[str, bytes]:
+    """Digest what counts as made in stretches (`Placement.compared`): all else counts as zeros."""
+    return {name: _digest(holdings, name) for name in stretches}
 
 
-def _digest(memory: Memory, name: str, marks: Marks) -> bytes:
-    stretch, total = memory.stretches[name], no_digest()
-    for first, flags in marks.parts():
-        elements: NDArray[Any] = stretch.bits.read(first, len(flags))
+def _digest(holdings: Holdings, name: str) -> bytes:
+    bits, total = holdings.memory.stretches[name].bits, no_digest()
+    for first, flags in holdings.placement.compared(name):
+        elements: NDArray[Any] = bits.read(first, len(flags))
         elements[~flags] = 0
         total = add(total, tensor_digest(elements, first * elements.itemsize))
     return digest_bytes(total)

@@ -8,12 +8,15 @@ from __future__ import annotations
 import base64
 import json
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from dcr_cli.arguments import check_path
+from dcr_cli.checkpoint.digest import blake3_text, object_digest
 from dcr_cli.checkpoint.json_text import strict_json
 from dcr_cli.checkpoint.names import listed, shown
 from dcr_cli.durable import NEW_FILE_MODE, open_folder
@@ -22,7 +25,7 @@ from dcr_cli.layout.box import Box, Patience, meetings
 from dcr_cli.layout.document import MAX_LAYOUT_BYTES, decode_layout, encode_layout
 from dcr_cli.layout.layout import Form, Layout, Placed
 from dcr_cli.layout.loader import ONLY_FILE
-from dcr_cli.live.marks import Marks
+from dcr_cli.live.marks import AT_ONCE, Flags, Marks
 from dcr_cli.live.memory import View
 
 FORMAT = "dcr-placement-2"
@@ -32,13 +35,16 @@ _FEW_STEPS = 16
 _MOST_MADE = 1 << 40
 _SAVED = "save_layout of a receiver writes one"
 _LEARN_AGAIN = "it is learnt again where there is none"
+_HEAD, _HEAD_END = b'{"blake3": "', b'",\n'
 
 
 class Product(NamedTuple):
-    """What a loader makes in a stretch: of which of the groups of a placement, and which elements these are."""
+    """What a loader makes in a stretch: of which of the groups of a placement, which elements loads have shown to be
+    made, and whether others there change by themselves."""
 
     group: int
     marks: Marks
+    is_restless: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,15 +80,25 @@ class Placement:
     def stretches(self) -> dict[str, Form]:
         return {name: local.form for name, local in self.layout.shards.get(ONLY_FILE, {}).items()}
 
-    @property
-    def all_made(self) -> dict[str, Marks]:
-        """All that the loader makes, by stretch."""
-        return {stretch: product.marks for stretch, product in self.made.items()}
-
     def made_of(self, tensors: Collection[str]) -> dict[str, Marks]:
         """What the loader makes, by stretch, of groups that have one of these tensors."""
         groups = {number for number, group in enumerate(self.loaded) if not set(tensors).isdisjoint(group)}
         return {stretch: product.marks for stretch, product in self.made.items() if product.group in groups}
+
+    def compared(self, stretch: str) -> Iterator[tuple[int, Flags]]:
+        """Which elements count as what the loader makes in a stretch, in parts as marks have them: all that are not
+        placed, for what no load has changed may be made, too; but where some change by themselves, marked ones."""
+        product, local = self.made[stretch], self.layout.shards[ONLY_FILE][stretch]
+        if product.is_restless:
+            yield from product.marks.parts()
+            return
+        boxes = [each.box.inverse() for each in local.placements]
+        for first in range(0, local.form.elements, AT_ONCE):
+            flags = np.ones(min(AT_ONCE, local.form.elements - first), np.bool_)
+            for box in boxes:
+                for part in box.rectangles(box.rank(first), box.rank(first + len(flags))):
+                    box.canonical_view(flags, first, part)[...] = False
+            yield first, flags
 
 
 def disjoint_cover(boxes: list[Box], elements: int, first: Sequence[Box] = ()) -> list[Box] | None:
@@ -119,7 +135,8 @@ def _cut(box: Box) -> list[Box]:
 
 
 def encode_placement(placement: Placement) -> bytes:
-    """The JSON of a placement; that of its layout is one of its members, line by line."""
+    """The JSON of a placement: its first line has the digest of all others; its layout is one of its members, line by
+    line."""
     head = {
         "format": FORMAT,
         "requires": [],
@@ -128,12 +145,18 @@ def encode_placement(placement: Placement) -> bytes:
         "views": placement.views,
         "made": {stretch: _product(product) for stretch, product in placement.made.items()},
     }
-    text = json.dumps(head, ensure_ascii=False)[:-1]
-    return f'{text}, "layout":\n'.encode() + encode_layout(placement.layout).rstrip() + b"}\n"
+    text = json.dumps(head, ensure_ascii=False)[1:-1]
+    rest = f'{text}, "layout":\n'.encode() + encode_layout(placement.layout).rstrip() + b"}\n"
+    return _first_line(rest) + rest
+
+
+def _first_line(rest: bytes) -> bytes:
+    return _HEAD + blake3_text(object_digest(rest)).encode() + _HEAD_END
 
 
 def _product(product: Product) -> list[object]:
-    return [product.group, [base64.b64encode(frame).decode("ascii") for frame in product.marks.frames]]
+    frames = [base64.b64encode(frame).decode("ascii") for frame in product.marks.frames]
+    return [product.group, frames, product.is_restless]
 
 
 def decode_placement(data: bytes, what: str) -> Placement:
@@ -147,6 +170,9 @@ def decode_placement(data: bytes, what: str) -> Placement:
     if document.get("requires") != []:
         facts = f"requires {shown(json.dumps(document.get('requires')))}, unknown to this dcr"
         raise UnsupportedError(what, facts, hint="it needs a newer dcr")
+    begin = data.find(b"\n") + 1
+    if data[:begin] != _first_line(data[begin:]):
+        raise DamagedError(what, "its first line is not the blake3 of the others", hint=_LEARN_AGAIN)
     key, loaded = document.get("key"), document.get("loaded")
     if type(key) is not str or type(loaded) is not list or not all(map(_is_group, loaded)):
         raise DamagedError(what, "its key is no text, or loaded is no list of lists of names")
@@ -191,12 +217,12 @@ def _decode_product(member: Any, forms: Mapping[str, Form], what: str, name: str
     at = f"{what}: what is made in {shown(name)}"
     if name not in forms:
         raise DamagedError(at, "is in no stretch")
-    is_pair = type(member) is list and len(member) == 2 and type(member[0]) is int and type(member[1]) is list
-    if not is_pair or not all(type(frame) is str for frame in member[1]):
-        raise DamagedError(at, "is not the number of a group and a list of texts")
+    is_product = type(member) is list and list(map(type, member)) == [int, list, bool]
+    if not is_product or not all(type(frame) is str for frame in member[1]):
+        raise DamagedError(at, "is not the number of a group, a list of texts and a truth value")
     try:
         frames = [base64.b64decode(frame, validate=True) for frame in member[1]]
-        return Product(member[0], Marks.checked(forms[name].elements, frames))
+        return Product(member[0], Marks.checked(forms[name].elements, frames), member[2])
     except ValueError as error:
         raise DamagedError(at, str(error)) from error
 

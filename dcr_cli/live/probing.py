@@ -125,6 +125,7 @@ class _Probe:
             for name, local in locals_.items():
                 self._contrast(name, (local, first[name]), values, flags)
         del first
+        marked = {name: int(each.sum()) for name, each in flags.items()}
         sources = self._sources(flags)
         numbers = {name: number for number, name in enumerate(self._names)}
         groups = tuple(sorted(set(sources.values()), key=lambda group: numbers[group[0]]))
@@ -135,7 +136,10 @@ class _Probe:
         what = f"layout of {self._memory.what}"
         layout = Layout(what, self._forms, {ONLY_FILE: locals_}, frozenset(set(self._names) - held))
         views = self._memory.views
-        products = {name: Product(groups.index(group), Marks.of(flags[name])) for name, group in sources.items()}
+        products = {
+            name: Product(groups.index(group), Marks.of(flags[name]), int(flags[name].sum()) < marked[name])
+            for name, group in sources.items()
+        }
         return Placement(layout, groups, key, views, products)
 
     # Loading

@@ -151,7 +151,7 @@ class Receiver:
         # What is not patched may be given up by the module meanwhile.
         placed = {place.name for places in placement.placed.values() for place in places}
         memory = memory.only({*placed, *placement.made})
-        made = digest_made(memory, placement.all_made)
+        made = digest_made(Holdings(memory, placement), placement.made)
         content, kept = None, dict[str, Elements]()
         if self._checkpoint is not None:
             checkpoint = open_checkpoint(self._checkpoint, allow_strangers=True)
@@ -184,7 +184,7 @@ class Receiver:
         if (name := differs_from_kept(holdings, holdings.kept)) is not None:
             raise DamagedError(what, f"has other bits of tensor {shown(name)} than its loader was given", hint=_ANEW)
         parts = digest_parts(holdings.memory, holdings.placement)
-        made = digest_made(holdings.memory, holdings.placement.all_made)
+        made = digest_made(holdings, holdings.placement.made)
         if changed := sorted(name for name, digest in made.items() if self._made[name] != digest):
             raise DamagedError(what, f"has other bits in {listed(changed)} than its loader has made", hint=_ANEW)
         return _shares(holdings.placement, parts, holdings.kept)
@@ -272,7 +272,7 @@ class Receiver:
             send(self._module, self._load, after, ready.weights)
         if not all(patch.has_new() for patch in ready.patches) or differs_from_kept(after, ready.weights) is not None:
             raise DamagedError(holdings.memory.what, "does not have the bits that were written", hint=AGAIN)
-        made = digest_made(holdings.memory, holdings.placement.made_of(ready.weights))
+        made = digest_made(after, after.placement.made_of(ready.weights))
         self._holdings, self._parts, self._made = after, ready.parts, {**self._made, **made}
         self._content, self._published = ready.content, ready.published
         self._ready, self._is_partial = None, False

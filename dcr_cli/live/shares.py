@@ -7,9 +7,9 @@ tensors.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -173,15 +173,17 @@ def digest_parts(memory: Memory, placement: Placement) -> dict[Part, bytes]:
 def _digest(memory: Memory, form: Form, box: Box, stretch: str) -> Sums:
     """What the elements of a box add to the digest of each piece of their tensor: all others count as zeros."""
     width = DTYPES[form.dtype].width
-    bits, sums = memory.stretches[stretch].bits, no_sums(form)
-    for number, (begin, end) in enumerate(pairwise(cuts_of(form))):
-        for first in range(max(begin, box.canonical), min(end, box.canonical_end), _AT_ONCE):
-            count = min(_AT_ONCE, min(end, box.canonical_end) - first)
-            parts = list(box.rectangles(box.rank(first), box.rank(first + count)))
-            if not parts:
-                continue
-            elements = np.zeros(count, uint_dtype(width))
-            for part in parts:
-                box.canonical_view(elements, first, part)[...] = bits.view(box, part)
-            sums[number] += kernels.digest(elements, first * width)
+    bits, sums, cuts = memory.stretches[stretch].bits, no_sums(form), cuts_of(form)
+    for first in range(box.canonical, box.canonical_end, _AT_ONCE):
+        count = min(_AT_ONCE, box.canonical_end - first)
+        parts = list(box.rectangles(box.rank(first), box.rank(first + count)))
+        if not parts:
+            continue
+        # Small tensors are read at once, however many pieces they have.
+        elements = np.zeros(count, uint_dtype(width))
+        for part in parts:
+            box.canonical_view(elements, first, part)[...] = bits.view(box, part)
+        for number in range(bisect_right(cuts, first) - 1, bisect_left(cuts, first + count)):
+            begin, end = max(cuts[number], first), min(cuts[number + 1], first + count)
+            sums[number] += kernels.digest(elements[begin - first : end - first], begin * width)
     return sums
