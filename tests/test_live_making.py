@@ -295,10 +295,10 @@ class Unmarked:
         bits: Bits = {"w": np.full(1024, 0x3F80, "<u2"), "n": np.zeros(4, "<u4")}
         self.base = write(root / "base", MASKED, bits)
         self.module = loaded(partial(Masks, **options), self.base)
-        receiver = Receiver(self.module, checkpoint=self.base)
+        receiver = Receiver(self.module, key="masks", checkpoint=self.base)
         receiver.learn()
         receiver.save_layout(root / "layout")
-        self.product = read_placement(root / "layout", "").made["mask"]
+        self.product = read_placement(root / "layout", "masks").made["mask"]
         ((_, flags),) = self.product.marks.parts()
         self.places = np.flatnonzero(~flags[:1024])
         assert 0 < len(self.places) < 1024 and not flags[1024:].any()
