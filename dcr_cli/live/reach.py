@@ -1,5 +1,5 @@
-"""What a module's parts reach beside their parameters and buffers: tensors and numbers in plain attributes, in lists,
-dicts, sets and objects, in partial functions, bound methods, and in what functions have closed over.
+"""What a module's parts reach beside their parameters and buffers: tensors, arrays and numbers in plain attributes, in
+lists, dicts, sets and objects, in partial functions, bound methods, and in what functions have closed over.
 
 Not looked into are classes, modules of Python, objects of the standard library and of torch, and what is called as the
 caches are that engines fill from requests. Nothing is called and nothing changed on the way.
@@ -14,6 +14,7 @@ from functools import partial
 from types import CellType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from dcr_cli.errors import UnsupportedError
@@ -21,7 +22,8 @@ from dcr_cli.errors import UnsupportedError
 # What engines compute from requests, and not from weights.
 _CACHES = frozenset({"kv_cache", "_kv_cache"})
 _REGISTRIES = frozenset({"_parameters", "_buffers", "_modules"})
-_PLAIN = (str, bytes, bool, int, complex, type, ModuleType, type(None), torch.dtype, torch.device, torch.Size)
+NUMBERS = (int, float, complex, np.generic)
+_PLAIN = (str, bytes, type, ModuleType, type(None), torch.dtype, torch.device, torch.Size)
 _LIBRARIES = sys.stdlib_module_names | {"torch", "numpy"}
 # More than any module is known to reach.
 _MOST = 1 << 22
@@ -30,14 +32,14 @@ Container = dict[Any, Any] | list[Any] | set[Any] | CellType
 
 
 class Reached(NamedTuple):
-    """What a module reaches: where, and either a tensor, a number, or what can have them."""
+    """What a module reaches: where, and either a tensor, an array, a number, or what can have them."""
 
     where: str
     what: Any
 
 
 def reach(module: Any) -> Iterator[Reached]:
-    """All tensors, floating numbers and containers that a module reaches, once each, its registries and parts among
+    """All tensors, arrays, numbers and containers that a module reaches, once each, its registries and parts among
     them. UnsupportedError if it reaches more than anybody should look through."""
     seen: set[int] = set()
     # What is made on the way is kept, so that nothing else gets its place in memory meanwhile.
@@ -45,7 +47,7 @@ def reach(module: Any) -> Iterator[Reached]:
     left: list[Reached] = [Reached("", module)]
     while left:
         each = left.pop()
-        if isinstance(each.what, float):
+        if isinstance(each.what, NUMBERS):
             yield each
             continue
         if isinstance(each.what, _PLAIN) or id(each.what) in seen:
@@ -55,7 +57,7 @@ def reach(module: Any) -> Iterator[Reached]:
         if len(seen) > _MOST:
             what = f"module {type(module).__name__}"
             raise UnsupportedError(what, f"reaches more than {_MOST} objects", hint="give a twin that has its tensors")
-        if isinstance(each.what, torch.Tensor | dict | list | set | CellType):
+        if isinstance(each.what, torch.Tensor | np.ndarray | dict | list | set | CellType):
             yield each
         left.extend(reversed(list(_parts(each))))
 
