@@ -1,8 +1,8 @@
-"""What a module keeps outside its parameters and buffers: seeing that it has changed, and putting it back; and seeing
-that it was made of them.
+"""What a module keeps outside its parameters and buffers: seeing that it has changed, and putting it back.
 
-Whoever patches a module where it lies leaves this as it was. How it is reached is reach.py's matter. What native code
-has made of weights, behind a handle, is not seen.
+Whoever patches a module where it lies leaves this as it was. How it is reached is reach.py's matter, what containers
+had contents.py's, and whether it was made of weights packed.py's. Arrays of objects are not looked into, and what
+native code has made of weights, behind a handle, is not seen.
 """
 
 from __future__ import annotations
@@ -14,18 +14,10 @@ import numpy as np
 import torch
 from numpy.lib.array_utils import byte_bounds
 
-from dcr_cli.checkpoint.names import shown
-from dcr_cli.delta.encoding import uint_dtype
-from dcr_cli.errors import UnsupportedError
-from dcr_cli.layout.addresses import mixed
 from dcr_cli.live.bits import Bits, Elements, bits_of
 from dcr_cli.live.contents import Contents, own_containers
 from dcr_cli.live.reach import NUMBERS, reach
 
-# Fewer elements, or fewer different ones among the first of them, may be the same in two tensors for no reason.
-_FEW_ELEMENTS, _FEW_VALUES, _FIRST = 64, 16, 4096
-# What is packed may be padded up to so many times its size.
-_MOST_PADDED = 2
 _AT_ONCE = 1 << 22
 
 
@@ -183,27 +175,6 @@ class Outside:
                 array[...] = copy
 
 
-def check_nothing_packed(module: Any, tensors: Sequence[tuple[str, Any]]) -> None:
-    """Raise UnsupportedError if a module reaches, outside its parameters and buffers, which are `tensors`, one that has
-    the elements of one of these, in another order or padded with zeros: as engines pack weights once they are loaded.
-    """
-    sums: dict[str, int] = {}
-    for where, tensor in outside(module, known_of(tensor for _, tensor in tensors)):
-        own: dict[int, int] = {}
-        for name, other in tensors:
-            width = other.element_size()
-            if not _is_as_large(tensor, other) or not _has_many(other):
-                continue
-            if width not in own:
-                own[width] = _sum_of(tensor, width)
-            if name not in sums:
-                sums[name] = _sum_of(other, width)
-            if own[width] == sums[name]:
-                facts = f"keeps {shown(where)} outside its parameters, which has the elements of tensor {shown(name)}"
-                hint = "a patch would leave it as it was: use dcr pull --engine"
-                raise UnsupportedError(f"module {type(module).__name__}", facts, hint=hint)
-
-
 def outside(module: Any, known: Known) -> Iterator[tuple[str, Any]]:
     """The tensors that a module reaches some bytes of which lie nowhere in `known`, by where they are."""
     for where, what in reach(module):
@@ -288,27 +259,3 @@ def _unknown(span: Span, known: Known) -> list[tuple[int, int]]:
                 found.append((at, other.begin))
             at = other.end
     return [*found, (at, span.end)] if at < span.end else found
-
-
-def _is_as_large(tensor: Any, other: Any) -> bool:
-    """Whether a tensor could have all elements of another one, packed."""
-    size, wanted = (each.numel() * each.element_size() for each in (tensor, other))
-    is_size = wanted <= size <= _MOST_PADDED * wanted and size % other.element_size() == 0
-    return is_size and other.numel() >= _FEW_ELEMENTS and span_of(other) is not None
-
-
-def _has_many(tensor: Any) -> bool:
-    """Whether a tensor has enough different elements to be told from others by them."""
-    return len(np.unique(_elements(tensor.reshape(-1)[:_FIRST], tensor.element_size()))) > _FEW_VALUES
-
-
-def _sum_of(tensor: Any, width: int) -> int:
-    """What tells all elements of a tensor that are not zero, in whatever order they are."""
-    elements = _elements(tensor, width).astype(np.uint64)
-    return int(mixed(elements[elements != 0]).sum(dtype=np.uint64))
-
-
-def _elements(tensor: Any, width: int) -> Elements:
-    data = tensor.detach().contiguous().cpu().reshape(-1).view(torch.uint8).numpy()
-    elements: Elements = data.view(uint_dtype(width))
-    return elements

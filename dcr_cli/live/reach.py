@@ -28,6 +28,8 @@ _LIBRARIES = sys.stdlib_module_names | {"torch", "numpy"}
 # More than any module is known to reach.
 _MOST = 1 << 22
 
+# What classes have that is in no dict of an object, by class.
+Slots = dict[type, list[tuple[str, MemberDescriptorType]]]
 Container = dict[Any, Any] | list[Any] | set[Any] | CellType
 
 
@@ -44,6 +46,7 @@ def reach(module: Any) -> Iterator[Reached]:
     seen: set[int] = set()
     # What is made on the way is kept, so that nothing else gets its place in memory meanwhile.
     kept: list[Any] = []
+    slots: Slots = {}
     left: list[Reached] = [Reached("", module)]
     while left:
         each = left.pop()
@@ -59,10 +62,10 @@ def reach(module: Any) -> Iterator[Reached]:
             raise UnsupportedError(what, f"reaches more than {_MOST} objects", hint="give a twin that has its tensors")
         if isinstance(each.what, torch.Tensor | np.ndarray | dict | list | set | CellType):
             yield each
-        left.extend(reversed(list(_parts(each))))
+        left.extend(reversed(list(_parts(each, slots))))
 
 
-def _parts(each: Reached) -> Iterator[Reached]:
+def _parts(each: Reached, slots: Slots) -> Iterator[Reached]:
     """What something reaches by one step."""
     where, what = each
     if isinstance(what, dict):
@@ -90,7 +93,7 @@ def _parts(each: Reached) -> Iterator[Reached]:
         # A method of a tensor, say.
         yield Reached(f"{where}.self", getattr(what, "__self__", None))
     elif _is_looked_into(what):
-        yield from _members(where, what)
+        yield from _members(where, what, slots)
 
 
 def _entries(where: str, entries: dict[Any, Any]) -> Iterator[Reached]:
@@ -101,14 +104,16 @@ def _entries(where: str, entries: dict[Any, Any]) -> Iterator[Reached]:
             yield Reached(f"{where}.{key}".removeprefix("."), value)
 
 
-def _members(where: str, owner: Any) -> Iterator[Reached]:
+def _members(where: str, owner: Any, slots: Slots) -> Iterator[Reached]:
     with suppress(AttributeError):
         yield Reached(where, object.__getattribute__(owner, "__dict__"))
-    for kind in type(owner).__mro__:
-        for name, slot in vars(kind).items():
-            if isinstance(slot, MemberDescriptorType):
-                with suppress(AttributeError):
-                    yield Reached(f"{where}.{name}", slot.__get__(owner, kind))
+    kind = type(owner)
+    if kind not in slots:
+        pairs = ((name, slot) for each in kind.__mro__ for name, slot in vars(each).items())
+        slots[kind] = [(name, slot) for name, slot in pairs if isinstance(slot, MemberDescriptorType)]
+    for name, slot in slots[kind]:
+        with suppress(AttributeError):
+            yield Reached(f"{where}.{name}", slot.__get__(owner, kind))
 
 
 def _is_looked_into(what: Any) -> bool:
