@@ -22,6 +22,7 @@ from dcr_cli.errors import UnsupportedError
 from dcr_cli.layout.layout import Form
 from dcr_cli.live import Receiver, reach as reaching
 from dcr_cli.live.memory import memory_of
+from dcr_cli.live.outside import Outside
 from dcr_cli.live.probing import learn
 from dcr_cli.live.reach import reach
 from dcr_cli.serving.outside import check_nothing_outside
@@ -159,11 +160,11 @@ def test_containers_and_numbers_are_put_back() -> None:
         module.row.append(weight)
         module.some.add(9)
         module.cell.__closure__[0].cell_contents = weight
-        module.scale = float(weight.float().abs().max())
+        module.scale, module.shift = float(weight.float().abs().max()), 7
 
     module: Any = keeping("attribute", torch.zeros(3))
     module.table, module.row, module.some = {"a": 1}, ["first"], {1}
-    module.cell, module.scale = closure(torch.zeros(2)), 0.5
+    module.cell, module.scale, module.shift = closure(torch.zeros(2)), 0.5, 3
     old = module.cell.__closure__[0].cell_contents
     works = module.load_weights
 
@@ -172,10 +173,157 @@ def test_containers_and_numbers_are_put_back() -> None:
         works(pairs)
         spoil(module, pairs[0][1])
 
-    with pytest.raises(UnsupportedError, match=r"its loader changes cell\.tensor, row\[1\], scale, outside"):
+    with pytest.raises(UnsupportedError, match=r"its loader changes cell\.tensor, row\[1\], outside"):
         learn(module, load, forms())
-    assert (module.table, module.row, module.some, module.scale) == ({"a": 1}, ["first"], {1}, 0.5)
+    assert (module.table, module.row, module.some) == ({"a": 1}, ["first"], {1})
+    assert (module.scale, module.shift) == (0.5, 3)
     assert module.cell.__closure__[0].cell_contents is old
+
+
+def with_load(module: Any, also: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Its loader, and something that is done with the first tensor that is loaded."""
+
+    def load(weights: Any) -> None:
+        pairs = list(weights)
+        module.load_weights(pairs)
+        also(pairs[0][1])
+
+    return load
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        lambda w: int((w < 0).sum()),
+        lambda w: bool((w > 0).any()),
+        lambda w: float(w.float().sign().sum()),
+        lambda w: np.int64((w < 0).sum().item()),
+        lambda w: np.float32((w < 0).sum().item()),
+    ],
+)
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_number_that_is_made_of_weights_is_refused_and_put_back(number: Callable[[Any], Any], shared: bool) -> None:
+    """Whole ones, too, and in an object of somebody else."""
+    module: Any = keeping("attribute", torch.zeros(3))
+    module.config, module.many = SimpleNamespace(many=0), 0
+    owner = module.config if shared else module
+    with pytest.raises(UnsupportedError, match=f"its loader changes {'config.' * shared}many, outside"):
+        learn(module, with_load(module, lambda weight: setattr(owner, "many", number(weight))), forms())
+    assert owner.many == 0 and type(owner.many) is int
+
+
+def test_a_flag_and_a_counter_are_made_of_no_weights() -> None:
+    module: Any = keeping("attribute", torch.zeros(3))
+    module.is_loaded, module.scale, module.count = False, 0.0, 0
+
+    def note(weight: Any) -> None:
+        module.is_loaded, module.scale, module.count = True, 1.5, module.count + 1
+
+    learn(module, with_load(module, note), forms())
+    assert (module.is_loaded, module.scale, module.count) == (False, 0.0, 0)
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64, np.int16])
+@pytest.mark.parametrize("is_strided", [False, True])
+def test_an_array_that_a_loader_fills_is_refused_and_put_back(kind: Any, is_strided: bool) -> None:
+    module: Any = keeping("attribute", torch.zeros(3))
+    module.table = np.full((12, 16), 5, kind)[:, :: 2 if is_strided else 1][:, :8]
+    table = module.table
+
+    def fill(weight: Any) -> None:
+        module.table[...] = weight.float().sign().numpy()
+
+    def replace(weight: Any) -> None:
+        module.table = weight.float().sign().numpy().astype(kind)
+
+    for also in (fill, replace):
+        with pytest.raises(UnsupportedError, match="its loader changes table, outside"):
+            learn(module, with_load(module, also), forms())
+        assert module.table is table and (table == 5).all()
+
+
+def test_an_array_of_a_parameter_or_that_no_load_changes_is_nothing_of_its_own() -> None:
+    module: Any = keeping("attribute", torch.zeros(3))
+    module.view, module.table = module.w.data.view(torch.int16).numpy(), np.array([float("nan"), 1])
+    module.texts, module.none = np.array(["a", None], dtype=object), np.zeros((0, 3))
+    learn(module, module.load_weights, forms())
+
+
+class Watched(dict[str, Any]):
+    """The attributes of a part, or another dict, that notes whether it was emptied."""
+
+    cleared = False
+
+    def clear(self) -> None:
+        self.cleared = True
+        super().clear()
+
+
+def test_what_others_put_into_containers_meanwhile_is_kept() -> None:
+    """As requests that another thread puts into a queue which an object that the module has shares with it."""
+    module: Any = keeping("attribute", torch.zeros(3))
+    shared = SimpleNamespace(queue=["a", "b"], seen={"a": 1, "b": 1}, some={1}, count=0, scale=0.5, tensors=[])
+    module.config, module.table = shared, Watched(a=1, b=2, c=3)
+
+    def other(weight: Any) -> None:
+        shared.queue.append(f"request {len(shared.queue)}")
+        shared.queue.pop(0)
+        shared.seen[f"request {len(shared.seen)}"] = 1
+        shared.seen.pop("a", None)
+        shared.some.add(len(shared.some) + 1)
+        shared.count += 1
+        shared.tensors.append(torch.zeros(2))
+        module.table["b"] = 7
+        module.table.pop("a", None)
+
+    with pytest.raises(UnsupportedError, match=r"changes config\.tensors\[0\], outside"):
+        learn(module, with_load(module, other), forms())
+    assert len(shared.queue) == 2 and "a" not in shared.queue and "b" not in shared.queue
+    assert "a" not in shared.seen and shared.seen["b"] == 1 and len(shared.seen) > 1
+    assert len(shared.some) > 1 and (shared.count, shared.scale, shared.tensors) == (0, 0.5, [])
+    assert list(module.table.items()) == [("a", 1), ("b", 2), ("c", 3)] and not module.table.cleared
+
+
+def test_a_replaced_parameter_is_put_back_in_its_place() -> None:
+    module: Any = keeping("attribute", torch.zeros(3))
+    module.register_parameter("later", nn.Parameter(torch.zeros(3), requires_grad=False))
+    old = dict(module.named_parameters())
+
+    def replace(weight: Any) -> None:
+        del module.w
+        module.w = nn.Parameter(weight.clone(), requires_grad=False)
+
+    with pytest.raises(UnsupportedError, match="gives tensor w another place"):
+        learn(module, with_load(module, replace), forms())
+    assert [*module.named_parameters()] == [*old.items()] and module.w is old["w"]
+
+
+def test_what_is_outside_is_looked_at_a_few_times_however_many_loads_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And copied once."""
+    copied, looked = [], []
+    loads = [0]
+    init, changed = Outside.__init__, Outside.changed
+
+    def copy(*args: Any) -> None:
+        copied.append(loads[0])
+        init(*args)
+
+    def look(*args: Any, **options: Any) -> set[str]:
+        looked.append(loads[0])
+        return changed(*args, **options)
+
+    monkeypatch.setattr(Outside, "__init__", copy)
+    monkeypatch.setattr(Outside, "changed", look)
+    module: Any = keeping("attribute", torch.zeros(3))
+    module.register_buffer("largest", torch.zeros(()))
+
+    def count(weight: Any) -> None:
+        loads[0] += 1
+        module.largest.copy_(weight.float().abs().max())
+
+    learn(module, with_load(module, count), forms())
+    contrasts = [each for each in looked if 1 < each < loads[0]]
+    assert copied == [0] and looked == [1, *contrasts, loads[0]] and len(contrasts) == 3
 
 
 def test_an_arena_of_parameters_is_looked_at_between_them() -> None:

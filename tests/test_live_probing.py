@@ -16,11 +16,11 @@ from torch import nn
 from dcr_cli import diff
 from dcr_cli.checkpoint.header import DTYPES
 from dcr_cli.errors import UnsupportedError
-from dcr_cli.layout.addresses import Digit
+from dcr_cli.layout.addresses import AnyBits, Digit
 from dcr_cli.layout.layout import Form
 from dcr_cli.live import Receiver
 from dcr_cli.live.probing import learn
-from dcr_cli.live.values import PAIRS, Below, Lean, Leaning, Zeros
+from dcr_cli.live.values import MOST_PAIRS, PAIRS, Below, Lean, Leaning, Zeros, pair_of
 from live_modules import Forms, held, loaded, new_bits, write
 
 Tensors = Mapping[str, Any]
@@ -168,6 +168,7 @@ def test_a_cast_and_back_is_made(tmp_path: Path) -> None:
         lambda q, k, v: torch.where(q > k, v, q),
         lambda q, k, v: torch.where(q.float().sum() > 1, k.float(), -v.float()),
         lambda q, k, v: q.float() * k.float() + v.float(),
+        lambda q, k, v: (q.float().amax() > k.float().amax()) | (v == 0),
     ],
 )
 def test_what_shows_only_the_largest_of_several_is_made_of_all(
@@ -177,9 +178,36 @@ def test_what_shows_only_the_largest_of_several_is_made_of_all(
     assert set(bring(tmp_path, forms, lambda: Deriving(forms, of_all(make)))) == {("k", "q", "v")}
 
 
-def test_what_no_value_of_a_pair_shows_is_refused_and_not_dropped(tmp_path: Path) -> None:
-    """It counts NaNs, which arbitrary bits have; nobody can say that it is of these tensors alone."""
-    module = Deriving({"w": ("BF16", (60, 50))}, of_w(lambda w: w.isnan().sum()))
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda q, k, v: (q.float().abs() > 1000) | (k < 0) | (v < 0),
+        lambda q, k, v: q.isnan() | (k < 0) | (v < 0),
+        lambda q, k, v: q.float().abs().amax().clamp(min=50) + k.float() + v.float(),
+        lambda q, k, v: (q.float() - 300).relu() + k.float() + v.float(),
+    ],
+)
+def test_a_part_that_only_large_numbers_or_nans_show_is_found(tmp_path: Path, make: Callable[..., Any]) -> None:
+    """Beside others that any numbers show."""
+    forms: Forms = dict.fromkeys("qkv", ("BF16", (60, 50)))
+    assert set(bring(tmp_path, forms, lambda: Deriving(forms, of_all(make)))) == {("k", "q", "v")}
+
+
+def test_nans_that_are_counted_are_made_of_it(tmp_path: Path) -> None:
+    forms: Forms = {"w": ("BF16", (60, 50))}
+    assert bring(tmp_path, forms, lambda: Deriving(forms, of_w(lambda w: w.isnan().sum()))) == [("w",)] * 2
+
+
+def test_what_no_value_of_a_pair_shows_is_refused_and_not_dropped() -> None:
+    """It counts numbers that the contrasts have, and no pair; nobody can say that it is of these tensors alone."""
+    dtype, addresses = DTYPES["BF16"], np.arange(3000)
+    shown = [value.bits(dtype, addresses) for number in range(MOST_PAIRS) for value in pair_of(number)]
+    rare = np.setdiff1d(AnyBits(20_011).bits(dtype, addresses), np.concatenate(shown)).tolist()
+
+    def count(w: Any) -> Any:
+        return sum((w.view(torch.uint16).int() == bits).sum() for bits in rare[:50])
+
+    module = Deriving({"w": ("BF16", (60, 50))}, of_w(count))
     before = held(module)
     with pytest.raises(UnsupportedError, match="nobody can say what its loader makes made of"):
         learn(module, module.load_weights, {"w": Form("BF16", (60, 50))}, may_lack=["*"])

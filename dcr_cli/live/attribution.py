@@ -10,7 +10,7 @@ group has been left alone while each other tensor was changed. Where what is mad
 has not changed at all, all is done again with the next pair of values, and what either tells belongs together.
 
 For N tensors that are made into g groups these are 2 log2 N loads, about 50 more where something is made of several,
-and then, for each pair of values, a few more than log2 g: with six pairs 30 to 40 for one group of 500 tensors, about
+and then, for each pair of values, a few more than log2 g: with eight pairs 35 to 45 for one group of 500 tensors, about
 100 for 500 groups. A part that a tensor has in something and that none of the pairs shows, such as beyond a bound that
 none of their values reaches, is not found.
 """

@@ -17,7 +17,8 @@ from dcr_cli.errors import UnsupportedError
 from dcr_cli.layout.layout import Form
 from dcr_cli.layout.loader import DTYPE_NAMES
 from dcr_cli.live.bits import Bits, bits_of
-from dcr_cli.live.outside import Outside, check_nothing_packed, is_same_place, known_of, place_of, span_of
+from dcr_cli.live.outside import Outside, is_same_place, known_of, place_of, span_of
+from dcr_cli.live.packed import check_nothing_packed
 
 # So many elements are compared, and put back, at once.
 _AT_ONCE = 1 << 22

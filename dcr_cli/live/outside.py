@@ -1,30 +1,23 @@
-"""What a module keeps outside its parameters and buffers: seeing that it has changed, and putting it back; and seeing
-that it was made of them.
+"""What a module keeps outside its parameters and buffers: seeing that it has changed, and putting it back.
 
-Whoever patches a module where it lies leaves this as it was. How it is reached is reach.py's matter. What native code
-has made of weights, behind a handle, is not seen.
+Whoever patches a module where it lies leaves this as it was. How it is reached is reach.py's matter, what containers
+had contents.py's, and whether it was made of weights packed.py's. Arrays of objects are not looked into, and what
+native code has made of weights, behind a handle, is not seen.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from types import CellType
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.lib.array_utils import byte_bounds
 
-from dcr_cli.checkpoint.names import shown
-from dcr_cli.delta.encoding import uint_dtype
-from dcr_cli.errors import UnsupportedError
-from dcr_cli.layout.addresses import mixed
 from dcr_cli.live.bits import Bits, Elements, bits_of
-from dcr_cli.live.reach import Container, reach
+from dcr_cli.live.contents import Contents, own_containers
+from dcr_cli.live.reach import NUMBERS, reach
 
-# Fewer elements, or fewer different ones among the first of them, may be the same in two tensors for no reason.
-_FEW_ELEMENTS, _FEW_VALUES, _FIRST = 64, 16, 4096
-# What is packed may be padded up to so many times its size.
-_MOST_PADDED = 2
 _AT_ONCE = 1 << 22
 
 
@@ -49,7 +42,30 @@ class Piece(NamedTuple):
     copy: Elements
 
     def is_as_it_was(self) -> bool:
-        return np.array_equal(self.bits.read(0, self.size), self.copy)
+        return self.is_same(self.bits, self.size)
+
+    def is_same(self, bits: Bits, size: int) -> bool:
+        """Whether other bytes are what these were."""
+        parts = range(0, size, _AT_ONCE)
+        return size == self.size and all(
+            np.array_equal(bits.read(first, min(_AT_ONCE, size - first)), self.copy[first : first + _AT_ONCE])
+            for first in parts
+        )
+
+
+class Seen(NamedTuple):
+    """A tensor outside the parameters and buffers of a module: where it is, what it looks at, and the bytes of its
+    storage that are no parameter's."""
+
+    where: str
+    tensor: Any
+    span: Span
+    ranges: Sequence[tuple[int, int]]
+
+    def bits(self) -> Iterator[tuple[Bits, int]]:
+        storage = self.tensor.untyped_storage()
+        for begin, end in self.ranges:
+            yield bits_of(storage, begin, end - begin, 1), end - begin
 
 
 class Kept(NamedTuple):
@@ -61,6 +77,26 @@ class Kept(NamedTuple):
     span: Span
     pieces: tuple[Piece, ...]
 
+    def is_same(self, other: Seen) -> bool:
+        """Whether another one has the form and the bits that this one had."""
+        tensor = other.tensor
+        if (tensor.dtype, tensor.shape, len(other.ranges)) != (self.data.dtype, self.data.shape, len(self.pieces)):
+            return False
+        pairs = zip(self.pieces, other.bits(), strict=True)
+        return all(piece.is_same(bits, size) for piece, (bits, size) in pairs)
+
+
+class KeptArray(NamedTuple):
+    """An array, and what it had."""
+
+    array: Any
+    copy: Any
+
+    def is_same(self, other: Any) -> bool:
+        """Whether another one has the form and the bits that this one had."""
+        form, own = (other.dtype, other.shape), (self.copy.dtype, self.copy.shape)
+        return form == own and np.array_equal(_bytes_of(other), _bytes_of(self.copy))
+
 
 class Outside:
     """What a module reaches outside its parameters and buffers, which lie at `known`, as it is when this is made."""
@@ -68,44 +104,65 @@ class Outside:
     def __init__(self, module: Any, known: Known) -> None:
         self._module = module
         self._known = known
-        self._containers: list[tuple[Container, Any]] = []
-        self._numbers: dict[str, float] = {}
+        self._containers: list[Contents] = []
+        self._numbers: dict[str, Any] = {}
         self._tensors: list[Kept] = []
+        self._arrays: dict[str, KeptArray] = {}
+        own = own_containers(module)
         for where, what in reach(module):
-            if isinstance(what, float):
-                self._numbers[where] = what
+            if isinstance(what, NUMBERS):
+                self._numbers[where] = _told(what)
             elif isinstance(what, torch.Tensor):
-                self._tensors.extend(_kept(where, what, known))
+                self._tensors.extend(_kept(each) for each in _seen(where, what, known))
+            elif isinstance(what, np.ndarray):
+                if _is_unknown(what, known):
+                    self._arrays[where] = KeptArray(what, what.copy())
             else:
-                self._containers.append((what, _copy(what)))
+                self._containers.append(Contents(what, is_own=id(what) in own))
 
     def now(self) -> Outside:
         """The same, as it is now."""
         return Outside(self._module, self._known)
 
-    def changed(self) -> set[str]:
-        """Where there are other tensors or floating numbers now, or with other bits."""
-        now = self.now()
-        spans = {each.span: each for each in now._tensors}
-        places = {each.where: each for each in now._tensors}
+    def take_numbers(self) -> None:
+        """From now on, see whether numbers are other ones than now: a flag that every load sets is made of no
+        weights."""
+        self._numbers = {where: _told(what) for where, what in reach(self._module) if isinstance(what, NUMBERS)}
+
+    def changed(self, *, with_numbers: bool = True) -> set[str]:
+        """Where there are other tensors, arrays or numbers now, or with other bits."""
+        seen: list[Seen] = []
+        arrays: dict[str, Any] = {}
         found = set()
+        for where, what in reach(self._module):
+            if isinstance(what, NUMBERS):
+                told = _told(what)
+                if with_numbers and self._numbers.get(where, told) != told:
+                    found.add(where)
+            elif isinstance(what, torch.Tensor):
+                seen.extend(_seen(where, what, self._known))
+            elif isinstance(what, np.ndarray) and _is_unknown(what, self._known):
+                arrays[where] = what
+        spans = {each.span: each for each in seen}
+        places = {each.where: each for each in seen}
         for each in self._tensors:
             same = spans.pop(each.span, None)
             if same is None:
                 same = places.get(each.where)
                 if same is not None:
                     spans.pop(same.span, None)
-            if same is None or not _is_equal(each, same):
+            if same is None or not each.is_same(same):
                 found.add(each.where)
         found.update(each.where for each in spans.values())
-        numbers = now._numbers
-        found.update(where for where, value in self._numbers.items() if repr(numbers.get(where, value)) != repr(value))
+        found.update(self._arrays.keys() ^ arrays.keys())
+        both = self._arrays.keys() & arrays.keys()
+        found.update(where for where in both if not self._arrays[where].is_same(arrays[where]))
         return found
 
     def put_back(self) -> None:
         """Give all of it what it had."""
-        for container, copy in self._containers:
-            _refill(container, copy)
+        for container in self._containers:
+            container.put_back()
         for each in self._tensors:
             if not is_same_place(each.tensor, each.data):
                 each.tensor.data = each.data
@@ -113,27 +170,9 @@ class Outside:
                 if not piece.is_as_it_was():
                     for first in range(0, piece.size, _AT_ONCE):
                         piece.bits.write(first, piece.copy[first : first + _AT_ONCE])
-
-
-def check_nothing_packed(module: Any, tensors: Sequence[tuple[str, Any]]) -> None:
-    """Raise UnsupportedError if a module reaches, outside its parameters and buffers, which are `tensors`, one that has
-    the elements of one of these, in another order or padded with zeros: as engines pack weights once they are loaded.
-    """
-    sums: dict[str, int] = {}
-    for where, tensor in outside(module, known_of(tensor for _, tensor in tensors)):
-        own: dict[int, int] = {}
-        for name, other in tensors:
-            width = other.element_size()
-            if not _is_as_large(tensor, other) or not _has_many(other):
-                continue
-            if width not in own:
-                own[width] = _sum_of(tensor, width)
-            if name not in sums:
-                sums[name] = _sum_of(other, width)
-            if own[width] == sums[name]:
-                facts = f"keeps {shown(where)} outside its parameters, which has the elements of tensor {shown(name)}"
-                hint = "a patch would leave it as it was: use dcr pull --engine"
-                raise UnsupportedError(f"module {type(module).__name__}", facts, hint=hint)
+        for array, copy in self._arrays.values():
+            if not np.array_equal(_bytes_of(array), _bytes_of(copy)):
+                array[...] = copy
 
 
 def outside(module: Any, known: Known) -> Iterator[tuple[str, Any]]:
@@ -174,23 +213,39 @@ def place_of(tensor: Any) -> tuple[Any, ...]:
     return tensor.data_ptr(), tensor.device, tensor.dtype, tensor.shape, tensor.stride(), tensor.is_meta
 
 
-def _kept(where: str, tensor: Any, known: Known) -> Iterator[Kept]:
+def _seen(where: str, tensor: Any, known: Known) -> Iterator[Seen]:
     span = span_of(tensor)
     if span is not None and (ranges := _unknown(span, known)):
-        storage = tensor.untyped_storage()
-        pieces = []
-        for begin, end in ranges:
-            bits = bits_of(storage, begin, end - begin, 1)
-            pieces.append(Piece(bits, end - begin, bits.read(0, end - begin)))
-        yield Kept(where, tensor, tensor.data, span, tuple(pieces))
+        yield Seen(where, tensor, span, ranges)
 
 
-def _is_equal(one: Kept, other: Kept) -> bool:
-    """Whether two tensors had the same form and bits."""
-    if (one.data.dtype, one.data.shape, len(one.pieces)) != (other.data.dtype, other.data.shape, len(other.pieces)):
+def _kept(seen: Seen) -> Kept:
+    pieces = tuple(Piece(bits, size, bits.read(0, size)) for bits, size in seen.bits())
+    return Kept(seen.where, seen.tensor, seen.tensor.data, seen.span, pieces)
+
+
+def _is_unknown(array: Any, known: Known) -> bool:
+    """Whether an array has elements of its own, and not those of parameters in the host's memory."""
+    if not array.nbytes or array.dtype.hasobject:
         return False
-    pairs = zip(one.pieces, other.pieces, strict=True)
-    return all(np.array_equal(piece.copy, same.copy) for piece, same in pairs)
+    low, high = byte_bounds(array)
+    return not any(
+        device == "cpu" and storage + span.begin < high and low < storage + span.end
+        for (device, storage), spans in known.items()
+        for span in spans
+    )
+
+
+def _bytes_of(array: Any) -> Elements:
+    data: Elements = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return data
+
+
+def _told(number: Any) -> Any:
+    """What tells a number from all others of its kind, a zero from that of the other sign, and a NaN from none."""
+    if isinstance(number, np.generic):
+        return number.tobytes()
+    return number.hex() if isinstance(number, float) else repr(number) if isinstance(number, complex) else number
 
 
 def _unknown(span: Span, known: Known) -> list[tuple[int, int]]:
@@ -204,57 +259,3 @@ def _unknown(span: Span, known: Known) -> list[tuple[int, int]]:
                 found.append((at, other.begin))
             at = other.end
     return [*found, (at, span.end)] if at < span.end else found
-
-
-def _copy(container: Container) -> Any:
-    if isinstance(container, CellType):
-        try:
-            return [container.cell_contents]
-        except ValueError:
-            return []
-    return dict(container.items()) if isinstance(container, dict) else list(container)
-
-
-def _refill(container: Container, copy: Any) -> None:
-    """Put back what a container had, unless it has it."""
-    if _identities(_copy(container)) == _identities(copy):
-        return
-    if isinstance(container, dict | set):
-        container.clear()
-        container.update(copy)
-    elif isinstance(container, list):
-        container[:] = copy
-    elif copy:
-        container.cell_contents = copy[0]
-    else:
-        del container.cell_contents
-
-
-def _identities(copy: Any) -> list[Any]:
-    if isinstance(copy, dict):
-        return [(key, id(value)) for key, value in copy.items()]
-    return [id(value) for value in copy]
-
-
-def _is_as_large(tensor: Any, other: Any) -> bool:
-    """Whether a tensor could have all elements of another one, packed."""
-    size, wanted = (each.numel() * each.element_size() for each in (tensor, other))
-    is_size = wanted <= size <= _MOST_PADDED * wanted and size % other.element_size() == 0
-    return is_size and other.numel() >= _FEW_ELEMENTS and span_of(other) is not None
-
-
-def _has_many(tensor: Any) -> bool:
-    """Whether a tensor has enough different elements to be told from others by them."""
-    return len(np.unique(_elements(tensor.reshape(-1)[:_FIRST], tensor.element_size()))) > _FEW_VALUES
-
-
-def _sum_of(tensor: Any, width: int) -> int:
-    """What tells all elements of a tensor that are not zero, in whatever order they are."""
-    elements = _elements(tensor, width).astype(np.uint64)
-    return int(mixed(elements[elements != 0]).sum(dtype=np.uint64))
-
-
-def _elements(tensor: Any, width: int) -> Elements:
-    data = tensor.detach().contiguous().cpu().reshape(-1).view(torch.uint8).numpy()
-    elements: Elements = data.view(uint_dtype(width))
-    return elements

@@ -102,7 +102,7 @@ class _Probe:
     def __init__(self, disturbed: tuple[Memory, Outside], load: Load, forms: Mapping[str, Form]) -> None:
         self._memory, self._outside = disturbed
         # Where something outside changes by itself, such as a counter of loads.
-        self._restless: set[str] | None = None
+        self._restless: set[str] = set()
         self._load = load
         self._forms = forms
         self._addresses = give_addresses(forms)
@@ -110,7 +110,10 @@ class _Probe:
 
     def placement(self, key: str) -> Placement:
         passes: list[WritesBits] = [*map(Digit, range(self._addresses.digits)), Digit(0, is_reversed=True)]
-        readings = [self._read_after(dict.fromkeys(self._forms, values)) for values in passes]
+        readings = [self._read_after(dict.fromkeys(self._forms, values)) for values in passes[:1]]
+        self._check_outside(dict.fromkeys(self._forms, passes[0]), with_numbers=False)
+        self._outside.take_numbers()
+        readings.extend(self._read_after(dict.fromkeys(self._forms, values)) for values in passes[1:])
         locals_: dict[str, LocalTensor] = {}
         flags: dict[str, Flags] = {}
         for name, form in self._memory.forms.items():
@@ -121,7 +124,8 @@ class _Probe:
         del readings
         for turns in _CONTRASTS:
             values = dict(zip(self._forms, cycle(turns), strict=False))
-            self._load_values(values)
+            self._send(values)
+            self._check_outside(values)
             for name, local in locals_.items():
                 self._contrast(name, (local, first[name]), values, flags)
         del first
@@ -146,17 +150,16 @@ class _Probe:
 
     def _read_after(self, values: Mapping[str, WritesBits]) -> dict[str, Reading]:
         """Load tensors with these values, and keep what the module holds then."""
-        self._load_values(values)
+        self._send(values)
         return {name: Reading(each.form, each.bits) for name, each in self._memory.stretches.items()}
 
-    def _load_values(self, values: Mapping[str, WritesBits]) -> None:
-        """Load tensors with these values. UnsupportedError if that fails, moves the module's tensors, or changes what
-        it keeps outside its parameters and buffers."""
-        self._send(values)
-        changed = self._outside.changed()
-        if changed and self._restless is None:
-            self._restless = self._changed_by_itself(values)
-        if kept := sorted(changed - (self._restless or set())):
+    def _check_outside(self, values: Mapping[str, WritesBits], *, with_numbers: bool = True) -> None:
+        """Raise UnsupportedError if loads, of which the last one was of `values`, have changed what the module keeps
+        outside its parameters and buffers."""
+        changed = self._outside.changed(with_numbers=with_numbers)
+        if changed - self._restless:
+            self._restless |= self._changed_by_itself(values)
+        if kept := sorted(changed - self._restless):
             facts = f"its loader changes {listed(kept)}, outside its parameters and buffers"
             hint = "a patch would leave them as they were: use dcr pull --engine"
             raise UnsupportedError(self._memory.what, facts, hint=hint)
@@ -168,6 +171,7 @@ class _Probe:
         return before.changed()
 
     def _send(self, values: Mapping[str, WritesBits]) -> None:
+        """Load tensors with these values. UnsupportedError if that fails, or moves the module's tensors."""
         weights = self._weights(values)
         try:
             with torch.no_grad():
@@ -250,7 +254,7 @@ class _Probe:
 
         def read_with(changed: Collection[str], pair: int) -> dict[str, Elements]:
             values = pair_of(pair)
-            self._load_values({name: values[name in changed] for name in self._forms})
+            self._send({name: values[name in changed] for name in self._forms})
             return self._made_now(flags)
 
         return attribute(self._names, flags, read_with, pairs=(len(PAIRS), MOST_PAIRS), what=self._memory.what)
@@ -272,13 +276,13 @@ class _Probe:
         alone, and makes of them what it made when it was given all."""
         made = []
         for values in _TRIED:
-            self._load_values(dict.fromkeys(self._forms, values))
+            self._send(dict.fromkeys(self._forms, values))
             made.append(self._made_now(flags))
         loaded = {name for group in groups for name in group}
         # Once in their order and once in the other: what one of them does to another is not hidden by that one's load.
         for values, expected, order in ((_TRIED[0], made[0], groups), (_TRIED[1], made[1], groups[::-1])):
             for group in order:
-                self._load_values(dict.fromkeys(group, values))
+                self._send(dict.fromkeys(group, values))
             for name, local in locals_.items():
                 alone = [each for each in local.placements if each.tensor in loaded]
                 others = [each for each in local.placements if each.tensor not in loaded]
@@ -294,6 +298,8 @@ class _Probe:
             if any(not np.array_equal(found[name], each) for name, each in expected.items()):
                 facts = f"its loader makes something else of {listed(sorted(loaded))} if it is given them alone"
                 raise UnsupportedError(self._memory.what, facts, hint="use --engine: what it converts has no layout")
+        # Of a part of the tensors, there may be other numbers, as how many there were.
+        self._check_outside(dict.fromkeys(groups[0], _TRIED[1]), with_numbers=False)
 
     def _compare(self, name: str, local: LocalTensor, expectations: Sequence[Expectation]) -> None:
         """Raise UnsupportedError unless what is placed holds what it should."""

@@ -1,5 +1,5 @@
-"""What a module's parts reach beside their parameters and buffers: tensors and numbers in plain attributes, in lists,
-dicts, sets and objects, in partial functions, bound methods, and in what functions have closed over.
+"""What a module's parts reach beside their parameters and buffers: tensors, arrays and numbers in plain attributes, in
+lists, dicts, sets and objects, in partial functions, bound methods, and in what functions have closed over.
 
 Not looked into are classes, modules of Python, objects of the standard library and of torch, and what is called as the
 caches are that engines fill from requests. Nothing is called and nothing changed on the way.
@@ -14,6 +14,7 @@ from functools import partial
 from types import CellType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from dcr_cli.errors import UnsupportedError
@@ -21,31 +22,35 @@ from dcr_cli.errors import UnsupportedError
 # What engines compute from requests, and not from weights.
 _CACHES = frozenset({"kv_cache", "_kv_cache"})
 _REGISTRIES = frozenset({"_parameters", "_buffers", "_modules"})
-_PLAIN = (str, bytes, bool, int, complex, type, ModuleType, type(None), torch.dtype, torch.device, torch.Size)
+NUMBERS = (int, float, complex, np.generic)
+_PLAIN = (str, bytes, type, ModuleType, type(None), torch.dtype, torch.device, torch.Size)
 _LIBRARIES = sys.stdlib_module_names | {"torch", "numpy"}
 # More than any module is known to reach.
 _MOST = 1 << 22
 
+# What classes have that is in no dict of an object, by class.
+Slots = dict[type, list[tuple[str, MemberDescriptorType]]]
 Container = dict[Any, Any] | list[Any] | set[Any] | CellType
 
 
 class Reached(NamedTuple):
-    """What a module reaches: where, and either a tensor, a number, or what can have them."""
+    """What a module reaches: where, and either a tensor, an array, a number, or what can have them."""
 
     where: str
     what: Any
 
 
 def reach(module: Any) -> Iterator[Reached]:
-    """All tensors, floating numbers and containers that a module reaches, once each, its registries and parts among
+    """All tensors, arrays, numbers and containers that a module reaches, once each, its registries and parts among
     them. UnsupportedError if it reaches more than anybody should look through."""
     seen: set[int] = set()
     # What is made on the way is kept, so that nothing else gets its place in memory meanwhile.
     kept: list[Any] = []
+    slots: Slots = {}
     left: list[Reached] = [Reached("", module)]
     while left:
         each = left.pop()
-        if isinstance(each.what, float):
+        if isinstance(each.what, NUMBERS):
             yield each
             continue
         if isinstance(each.what, _PLAIN) or id(each.what) in seen:
@@ -55,12 +60,12 @@ def reach(module: Any) -> Iterator[Reached]:
         if len(seen) > _MOST:
             what = f"module {type(module).__name__}"
             raise UnsupportedError(what, f"reaches more than {_MOST} objects", hint="give a twin that has its tensors")
-        if isinstance(each.what, torch.Tensor | dict | list | set | CellType):
+        if isinstance(each.what, torch.Tensor | np.ndarray | dict | list | set | CellType):
             yield each
-        left.extend(reversed(list(_parts(each))))
+        left.extend(reversed(list(_parts(each, slots))))
 
 
-def _parts(each: Reached) -> Iterator[Reached]:
+def _parts(each: Reached, slots: Slots) -> Iterator[Reached]:
     """What something reaches by one step."""
     where, what = each
     if isinstance(what, dict):
@@ -88,7 +93,7 @@ def _parts(each: Reached) -> Iterator[Reached]:
         # A method of a tensor, say.
         yield Reached(f"{where}.self", getattr(what, "__self__", None))
     elif _is_looked_into(what):
-        yield from _members(where, what)
+        yield from _members(where, what, slots)
 
 
 def _entries(where: str, entries: dict[Any, Any]) -> Iterator[Reached]:
@@ -99,14 +104,16 @@ def _entries(where: str, entries: dict[Any, Any]) -> Iterator[Reached]:
             yield Reached(f"{where}.{key}".removeprefix("."), value)
 
 
-def _members(where: str, owner: Any) -> Iterator[Reached]:
+def _members(where: str, owner: Any, slots: Slots) -> Iterator[Reached]:
     with suppress(AttributeError):
         yield Reached(where, object.__getattribute__(owner, "__dict__"))
-    for kind in type(owner).__mro__:
-        for name, slot in vars(kind).items():
-            if isinstance(slot, MemberDescriptorType):
-                with suppress(AttributeError):
-                    yield Reached(f"{where}.{name}", slot.__get__(owner, kind))
+    kind = type(owner)
+    if kind not in slots:
+        pairs = ((name, slot) for each in kind.__mro__ for name, slot in vars(each).items())
+        slots[kind] = [(name, slot) for name, slot in pairs if isinstance(slot, MemberDescriptorType)]
+    for name, slot in slots[kind]:
+        with suppress(AttributeError):
+            yield Reached(f"{where}.{name}", slot.__get__(owner, kind))
 
 
 def _is_looked_into(what: Any) -> bool:

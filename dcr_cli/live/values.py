@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dcr_cli.checkpoint.header import Dtype
-from dcr_cli.layout.addresses import Drawn, Elements, WritesBits, mixed, real_of
+from dcr_cli.layout.addresses import AnyBits, Drawn, Elements, WritesBits, mixed, real_of
 from dcr_cli.layout.box import Indices
 
 # Draws of different seeds are nowhere near each other in the row of all that can be drawn.
@@ -106,7 +106,8 @@ class Pair(NamedTuple):
     changed: WritesBits
 
 
-# What the first one does not show, as it is the lesser of two, masked, or rounded to the same, a later one does.
+# What the first one does not show, as it is the lesser of two, masked, or rounded to the same, a later one does; what
+# only large numbers or NaNs bring about, the last two, which have what the contrasts of probing.py have.
 PAIRS = (
     Pair(Leaning(Lean.NEAR, 1), Leaning(Lean.HIGH, 2)),
     Pair(Leaning(Lean.HIGH, 3), Leaning(Lean.LOW, 4)),
@@ -114,12 +115,14 @@ PAIRS = (
     Pair(Leaning(Lean.NEAR, 7), Zeros(8)),
     Pair(Zeros(9), Leaning(Lean.NEAR, 10)),
     Pair(Leaning(Lean.NEAR, 11), Leaning(Lean.NEAR, 12)),
+    Pair(Leaning(Lean.NEAR, 21), AnyBits(22)),
+    Pair(Below(23), Drawn(24)),
 )
 MOST_PAIRS = 32
 
 
 def pair_of(number: int) -> Pair:
-    """Pair of values `number`; those after PAIRS are drawn like the last of these."""
+    """Pair of values `number`; those after PAIRS are all drawn from numbers near one."""
     if number < len(PAIRS):
         return PAIRS[number]
     return Pair(Leaning(Lean.NEAR, 2 * number + 1), Leaning(Lean.NEAR, 2 * number + 2))
