@@ -244,7 +244,8 @@ def test_an_array_that_a_loader_fills_is_refused_and_put_back(kind: Any, is_stri
 
 def test_an_array_of_a_parameter_or_that_no_load_changes_is_nothing_of_its_own() -> None:
     module: Any = keeping("attribute", torch.zeros(3))
-    module.view, module.table = module.w.data.view(torch.int16).numpy(), np.array([float("nan"), 1])
+    module.view = module.w.data.view(torch.int16).numpy()
+    module.turned, module.table = module.view[::-1, ::-2], np.array([float("nan"), 1])
     module.texts, module.none = np.array(["a", None], dtype=object), np.zeros((0, 3))
     learn(module, module.load_weights, forms())
 

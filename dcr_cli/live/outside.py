@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.lib.array_utils import byte_bounds
 
 from dcr_cli.live.bits import Bits, Elements, bits_of
 from dcr_cli.live.contents import Contents, own_containers
@@ -228,7 +227,9 @@ def _is_unknown(array: Any, known: Known) -> bool:
     """Whether an array has elements of its own, and not those of parameters in the host's memory."""
     if not array.nbytes or array.dtype.hasobject:
         return False
-    low, high = byte_bounds(array)
+    steps = [(count - 1) * stride for count, stride in zip(array.shape, array.strides, strict=True)]
+    low = array.ctypes.data + sum(step for step in steps if step < 0)
+    high = array.ctypes.data + sum(step for step in steps if step > 0) + array.itemsize
     return not any(
         device == "cpu" and storage + span.begin < high and low < storage + span.end
         for (device, storage), spans in known.items()
