@@ -265,8 +265,8 @@ def test_nothing_is_known_of_what_is_made_without_a_checkpoint(tmp_path: Path) -
 
 
 class Masks(nn.Module):
-    """What is larger than a bound, which no value of a probe is near of some elements, behind it padding that the
-    loader leaves alone, and, where it counts, how often it has loaded."""
+    """What is below zero, and what is a number that no probe has, behind it padding that the loader leaves alone, and,
+    where it counts, how often it has loaded."""
 
     def __init__(self, padding: int = 0, counts: bool = False) -> None:
         super().__init__()
@@ -278,21 +278,23 @@ class Masks(nn.Module):
         mask = self.get_buffer("mask")
         for name, weight in weights:
             if name == "w":
-                mask[:1024].copy_(weight.reshape(-1) > -0.01)
+                numbers = weight.reshape(-1)
+                mask[:512].copy_(numbers[:512] < 0)
+                mask[512:1024].copy_(numbers[512:] == 1.5)
                 if self._counts:
                     mask[1029] += 1
             else:
                 self.n.copy_(weight)
 
 
-MASKED: Forms = {"w": ("BF16", (32, 32)), "n": ("F32", (4,))}
+MASKED: Forms = {"w": ("F32", (32, 32)), "n": ("F32", (4,))}
 
 
 class Unmarked:
-    """A base of ones, and a target with other signs where no probe shows that anything is made."""
+    """A base of ones, and a target with 1.5 where no probe shows that anything is made."""
 
     def __init__(self, root: Path, **options: Any) -> None:
-        bits: Bits = {"w": np.full(1024, 0x3F80, "<u2"), "n": np.zeros(4, "<u4")}
+        bits: Bits = {"w": np.full(1024, 0x3F800000, "<u4"), "n": np.zeros(4, "<u4")}
         self.base = write(root / "base", MASKED, bits)
         self.module = loaded(partial(Masks, **options), self.base)
         receiver = Receiver(self.module, key="masks", checkpoint=self.base)
@@ -303,7 +305,7 @@ class Unmarked:
         self.places = np.flatnonzero(~flags[:1024])
         assert 0 < len(self.places) < 1024 and not flags[1024:].any()
         bits["w"] = bits["w"].copy()
-        bits["w"][self.places] ^= 0x8000
+        bits["w"][self.places] = 0x3FC00000
         self.target = write(root / "target", MASKED, bits)
         self.receiver = receiver
 

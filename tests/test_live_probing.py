@@ -275,7 +275,9 @@ def test_values_lean_as_they_should(name: str) -> None:
         assert (below & sign != 0).all() and set(zeros.tolist()) <= {0, sign}
         assert set((near & sign != 0).tolist()) == {True, False}
     elif name.startswith("I"):
-        assert (high < sign).all() and (low & sign != 0).all() and near.max() < high.min() and not zeros.any()
+        assert (high < sign).all() and (low & sign != 0).all() and not zeros.any()
+        signed = near.view(f"<i{dtype.width}")
+        assert signed.max() < high.min() and set((signed < 0).tolist()) == {True, False}
     elif name == "BOOL":
         assert high.all() and not low.any() and set(near.tolist()) == {0, 1} and not zeros.any()
     elif name != "C64":

@@ -32,7 +32,8 @@ class Lean(Enum):
 
 class Leaning(NamedTuple):
     """A load whose elements are drawn from numbers that lean one way. All of them are small enough for a cast to eight
-    bits; integers are from the middle of their range, from its top, and from below zero, or near it, instead."""
+    bits; integers are from the middle of their range, of either sign, from its top, and from below zero, or near it,
+    instead."""
 
     lean: Lean
     seed: int
@@ -52,7 +53,8 @@ class Leaning(NamedTuple):
             return bits if self.lean is Lean.NEAR else np.full_like(bits, self.lean is Lean.HIGH)
         first, count = self._range(dtype)
         bits = np.uint64(first) + drawn % np.uint64(count)
-        sign = np.uint64(1 << (8 * dtype.width - 1) if dtype.exponent_bits else 0)
+        has_sign = dtype.exponent_bits or (self.lean is Lean.NEAR and dtype.name.startswith("I"))
+        sign = np.uint64(1 << (8 * dtype.width - 1) if has_sign else 0)
         if self.lean is Lean.NEAR:
             bits |= mixed(drawn) & sign
         return bits | sign if self.lean is Lean.LOW else bits
