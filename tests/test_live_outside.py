@@ -324,7 +324,7 @@ def test_what_is_outside_is_looked_at_a_few_times_however_many_loads_there_are(m
 
     learn(module, with_load(module, count), forms())
     contrasts = [each for each in looked if 1 < each < loads[0]]
-    assert copied == [0] and looked == [1, *contrasts, loads[0]] and len(contrasts) == 6
+    assert copied == [0] and looked == [1, *contrasts, loads[0]] and len(contrasts) == 7
 
 
 def test_an_arena_of_parameters_is_looked_at_between_them() -> None:

@@ -266,6 +266,10 @@ def test_values_lean_as_they_should(name: str) -> None:
     for values in (*(value for pair in PAIRS for value in pair), Below(3), Zeros(3)):
         assert values.bits(dtype, addresses).dtype == f"<u{dtype.width}"
     near, high, low = (Leaning(lean, 1).bits(dtype, addresses) for lean in (Lean.NEAR, Lean.HIGH, Lean.LOW))
+    turned = Leaning(Lean.TURNED, 1).bits(dtype, addresses)
+    if name != "C64":
+        other = 1 if name == "BOOL" else sign if dtype.exponent_bits or name.startswith("I") else 0
+        assert np.array_equal(near ^ turned, np.full_like(near, other))
     zeros, below = Zeros(1).bits(dtype, addresses), Below(1).bits(dtype, addresses)
     assert not np.array_equal(near, Leaning(Lean.NEAR, 2).bits(dtype, addresses))
     if dtype.exponent_bits:

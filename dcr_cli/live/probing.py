@@ -1,12 +1,13 @@
 """Finds out where a module's own loader places every element of a checkpoint, by having it load checkpoints whose
 values say where they come from; no formula, no patch of anybody's code, no knowledge of a model.
 
-It takes a load for each digit of an address, one of a digit reversed, and six contrasts: in two of them each tensor has
-zeros, and negative numbers from the whole range of exponents, in one arbitrary bits, NaNs among them, and in three
-numbers near one, or all larger, or all below zero. What is placed has to hold in all of them what it should; what is
-not placed, and is not the same in all, is made of some tensors. Which ones is found out by loads in which some tensors
-have other values than the others (attribution.py), and at last each group of them is given to the loader alone, twice.
-So a tensor that nothing is placed or made of had no effect in any load. After it, the module is as it was.
+It takes a load for each digit of an address, one of a digit reversed, and seven contrasts: in two of them each tensor
+has zeros, and negative numbers from the whole range of exponents, in one arbitrary bits, NaNs among them, and in four
+numbers near one, the same of the other sign, larger ones, and such below zero. What is placed has to hold in all of
+them what it should; what is not placed, and is not the same in all, is made of some tensors. Which ones is found out by
+loads in which some tensors have other values than the others (attribution.py), and at last each group of them is given
+to the loader alone, twice. So a tensor that nothing is placed or made of had no effect in any load. After it, the
+module is as it was.
 
 What no value of these loads brings about cannot be seen: a loader that does something else with one number, or from
 some bound on that none of them reaches, is not told from one that does not.

@@ -23,9 +23,10 @@ _U64 = (1 << 64) - 1
 
 
 class Lean(Enum):
-    """Numbers near one, of either sign; or larger ones, all above zero, or all below."""
+    """Numbers near one, of either sign, or the same with the other one; or larger ones, all above zero, or below."""
 
     NEAR = "near"
+    TURNED = "turned"
     HIGH = "high"
     LOW = "low"
 
@@ -49,29 +50,34 @@ class Leaning(NamedTuple):
 
     def _number(self, dtype: Dtype, drawn: Elements) -> Elements:
         if dtype.name == "BOOL":
-            bits = drawn & np.uint64(1)
-            return bits if self.lean is Lean.NEAR else np.full_like(bits, self.lean is Lean.HIGH)
+            bits = (drawn ^ np.uint64(self.lean is Lean.TURNED)) & np.uint64(1)
+            return bits if self._is_near else np.full_like(bits, self.lean is Lean.HIGH)
         first, count = self._range(dtype)
         bits = np.uint64(first) + drawn % np.uint64(count)
-        has_sign = dtype.exponent_bits or (self.lean is Lean.NEAR and dtype.name.startswith("I"))
+        has_sign = dtype.exponent_bits or (self._is_near and dtype.name.startswith("I"))
         sign = np.uint64(1 << (8 * dtype.width - 1) if has_sign else 0)
-        if self.lean is Lean.NEAR:
-            bits |= mixed(drawn) & sign
+        if self._is_near:
+            signs = mixed(drawn)
+            bits |= (~signs if self.lean is Lean.TURNED else signs) & sign
         return bits | sign if self.lean is Lean.LOW else bits
+
+    @property
+    def _is_near(self) -> bool:
+        return self.lean in (Lean.NEAR, Lean.TURNED)
 
     def _range(self, dtype: Dtype) -> tuple[int, int]:
         """The bit patterns to draw from, without a sign, by the first and their count."""
         if dtype.exponent_bits:
             exponent = (1 << (dtype.exponent_bits - 1)) - 1
-            begin, end = (exponent - 2, exponent + 2) if self.lean is Lean.NEAR else (exponent + 3, exponent + 5)
+            begin, end = (exponent - 2, exponent + 2) if self._is_near else (exponent + 3, exponent + 5)
             return begin << dtype.exponent_shift, (end - begin) << dtype.exponent_shift
         if dtype.name == "F8_E8M0":
-            return {Lean.NEAR: (125, 4), Lean.HIGH: (130, 3), Lean.LOW: (119, 3)}[self.lean]
+            return (125, 4) if self._is_near else {Lean.HIGH: (130, 3), Lean.LOW: (119, 3)}[self.lean]
         bits = 8 * dtype.width
         eighth = 1 << ((bits - 1 if dtype.name.startswith("I") else bits) - 3)
         if self.lean is Lean.LOW:
             return (8 * eighth, 8 * eighth) if dtype.name.startswith("I") else (0, eighth)
-        return (2 * eighth, 2 * eighth) if self.lean is Lean.NEAR else (6 * eighth, 2 * eighth)
+        return (2 * eighth, 2 * eighth) if self._is_near else (6 * eighth, 2 * eighth)
 
 
 class Below(NamedTuple):
