@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from dcr_cli import PullResult, pull
 from dcr_cli.push import push
 from live_modules import FORMS, new_bits, train, write
 
@@ -28,3 +29,18 @@ class TrainedRemote:
         push(path, self.url, baseline=self.root / "baseline", encodings=self.encodings, jobs=1, **options)
         self.versions.append(path)
         return path
+
+
+class ReplicatedRemote(TrainedRemote):
+    """A remote of `context` alone, a checkpoint that is pulled from it, and a folder for what that decodes."""
+
+    encodings = ("context", "whole")
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.changes = root / "changes"
+        self.changes.mkdir(0o700)
+        self.pull()
+
+    def pull(self, **options: Any) -> PullResult:
+        return pull(self.url, self.root / "replica", publish_changes=self.changes, jobs=1, **options)

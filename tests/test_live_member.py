@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dcr_cli import PullResult, commit, pull
+from dcr_cli import commit
 from dcr_cli.changes import places
 from dcr_cli.delta.delta import open_delta
 from dcr_cli.errors import (
@@ -27,7 +27,7 @@ from dcr_cli.remote.keys import payload_key
 from dcr_cli.remote.log import Log
 from dcr_cli.store.opening import open_store
 from live_modules import FORMS, Engine, held, loaded, new_bits, write
-from live_remotes import TrainedRemote
+from live_remotes import ReplicatedRemote, TrainedRemote
 
 
 class Remote(TrainedRemote):
@@ -468,19 +468,8 @@ def test_one_without_a_name_says_nothing_and_sees_the_same(remote: Remote) -> No
         member.announce()
 
 
-class Host(Remote):
-    """A remote of `context` alone, a checkpoint that is pulled from it, and a folder for what that decodes."""
-
-    encodings = ("context", "whole")
-
-    def __init__(self, root: Path) -> None:
-        super().__init__(root)
-        self.changes = root / "changes"
-        self.changes.mkdir()
-        pull(self.url, root / "replica", jobs=1)
-
-    def pull(self, **options: Any) -> PullResult:
-        return pull(self.url, self.root / "replica", publish_changes=self.changes, jobs=1, **options)
+class Host(ReplicatedRemote, Remote):
+    """With ranks that hold slices."""
 
     def ranks(self, version: int = 1) -> list[Any]:
         return [loaded(make, self.versions[version - 1]) for make in RANKS]

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from dcr_cli import commit, pull
+from dcr_cli import commit
 from dcr_cli.errors import (
     ConflictError,
     DcrError,
@@ -33,7 +33,7 @@ from dcr_cli.serving.agreeing import Answer
 from dcr_cli.serving.outside import check_nothing_outside
 from dcr_cli.serving.session import Rank, Session, Settings, begin as begin_session
 from live_modules import Engine, addresses, held, loaded
-from live_remotes import TrainedRemote
+from live_remotes import ReplicatedRemote, TrainedRemote
 
 
 class Remote(TrainedRemote):
@@ -400,19 +400,8 @@ def test_a_session_that_cannot_begin_lets_go_of_the_remote(remote: Remote, monke
     assert len(closed) == 1
 
 
-class Host(Remote):
-    """A remote of `context` alone, a checkpoint that is pulled from it, and a folder for what that decodes."""
-
-    encodings = ("context", "whole")
-
-    def __init__(self, root: Path) -> None:
-        super().__init__(root)
-        self.changes = root / "changes"
-        self.changes.mkdir()
-        self.pull()
-
-    def pull(self) -> None:
-        pull(self.url, self.root / "replica", publish_changes=self.changes, jobs=1)
+class Host(ReplicatedRemote, Remote):
+    """With a rank that holds slices."""
 
     def begin(self, **options: Any) -> tuple[Any, Session]:
         module = loaded(partial(Engine, 0, 2), self.versions[0])

@@ -39,20 +39,11 @@ from dcr_cli.layout.opening import forms_of
 from dcr_cli.layout.probe import probe
 from dcr_cli.layout.shards import open_shards
 from dcr_cli.layout.vllm import sharded_state_layout
+from live_steps import SMALL
 from strategies import shard_bytes
 
 RANKS = 2
 PYTHON = os.environ.get("DCR_TEST_VLLM")
-SMALL: dict[str, Any] = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 260,
-    "max_position_embeddings": 128,
-    "tie_word_embeddings": False,
-}
 EXPERTS: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 # qwen2_moe has a dense layer and a shared expert; llama has fewer heads of keys and values than ranks, and all biases.
 # Those with experts come first: the first model says whether vLLM's ranks can have any.
