@@ -160,7 +160,7 @@ class TestRefused:
             ("--name", "a b"),
             ("--tls-key", "x"),
             ("--spool-limit", "much"),
-            ("--drain", "5"),
+            ("--drain", "soon"),
             ("--max-connections", "0"),
             ("--storage-option", "token"),
         ):
