@@ -200,5 +200,5 @@ def _end_at_once(number: int) -> None:
     if left:
         # A stream may be in the middle of something when a signal comes.
         with suppress(OSError):
-            os.write(2, one_line(f"dcr: {left}").encode() + b"\n")
+            io.FileIO(2, "w", closefd=False).write(one_line(f"dcr: {left}").encode() + b"\n")
     os._exit(128 + number)

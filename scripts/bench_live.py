@@ -90,7 +90,7 @@ def _measure(report: Report, layout: Path, tensors: Sequence[Named], pair: Pair,
     seconds: dict[str, list[float]] = {name: [] for name in ("stage", "apply", "load", "patch")}
     for _ in range(rounds):
         module.load_weights(base.items())
-        receiver = Receiver(module, checkpoint=pair.base, layout=layout if layout.exists() else None)
+        receiver = Receiver(module, key="bench", checkpoint=pair.base, layout=layout if layout.exists() else None)
         receiver.learn()
         if not layout.exists():
             receiver.save_layout(layout)

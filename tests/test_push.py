@@ -188,7 +188,9 @@ def test_encodings_of_a_remote(steps: list[Path], remote: Path) -> None:
         push(steps[2], remote, encodings=["context", "whole"])
     with pytest.raises(UsageError, match="whole and any") as caught:
         push(steps[2], remote, encodings=["context"])
-    assert caught.value.hint == "such as context,whole: each needs whole beside it"
+    assert (
+        caught.value.hint == "such as context,gap,whole, which is the default, or gap,whole: each needs whole beside it"
+    )
 
 
 def everything(root: Path) -> dict[Path, tuple[bytes, int]]:
