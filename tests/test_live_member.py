@@ -25,9 +25,11 @@ from dcr_cli.push import push
 from dcr_cli.remote.history import require_history
 from dcr_cli.remote.keys import payload_key
 from dcr_cli.remote.log import Log
+from dcr_cli.status import status
 from dcr_cli.store.opening import open_store
 from live_modules import FORMS, Engine, held, loaded, new_bits, write
 from live_remotes import ReplicatedRemote, TrainedRemote
+from relays import relaying, store_of
 
 
 class Remote(TrainedRemote):
@@ -160,6 +162,16 @@ def test_what_is_prepared_is_staged_while_catching_up(remote: Remote) -> None:
         assert member.staged_version is None
         assert member.stage_next() == staged and member.staged_version == 3
         assert remote.said() == ["one.applied", "one.staged", "one.staged"]
+
+
+def test_a_relay_shows_who_asks_it(remote: Remote, tmp_path: Path) -> None:
+    receiver = Receiver(remote.module(1))
+    with (
+        relaying([store_of(Path(remote.url))], tmp_path / "spool") as relay,
+        Member(receiver, relay.url, version=1, name="one"),
+    ):
+        found = status(relay.url).relay
+        assert found is not None and "one" in [child.name for child in found.children]
 
 
 def test_one_that_died_comes_back_from_its_checkpoint(remote: Remote) -> None:

@@ -33,6 +33,7 @@ from dcr_cli.remote.log import Known
 from dcr_cli.remote.signing import load_signing_key, trust_in
 from dcr_cli.remote.version import Published, check_follows, is_next
 from dcr_cli.stopping import pause
+from dcr_cli.store.http_headers import Caller
 from dcr_cli.store.opening import open_store
 from dcr_cli.work import threads
 
@@ -85,7 +86,9 @@ class Member:
         self._changes = Path(changes) if changes is not None else None
         self._jobs = threads(jobs)
         self._exit = ExitStack()
-        store = self._exit.enter_context(open_store(remote, storage_options))
+        # A relay shows who asks it.
+        caller = Caller("receiver", name) if name is not None else None
+        store = self._exit.enter_context(open_store(remote, storage_options, caller=caller))
         try:
             self._source: Source = open_source(store, trust_in(trusted_keys), None)
             self._own = find_stated(self._source, version)
