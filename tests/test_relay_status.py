@@ -43,7 +43,7 @@ def members(**changes: Any) -> dict[str, Any]:
         "head": 12,
         "next": {"version": 13, "id": "2" * 32, "state": "streaming", "more": 1},
         "parents": [
-            {"shown": "https://root/a", "is_used": False, "is_answering": False, "more": 1},
+            {"shown": "https://relay.example/a", "is_used": False, "is_answering": False, "more": 1},
             {"shown": "s3://bucket/a", "is_used": True, "is_answering": True},
         ],
         "spool": {"objects": 4, "bytes": 5 << 20, "limit": 1 << 30, "more": 1},
@@ -90,7 +90,7 @@ def test_all_that_is_said() -> None:
         history="1" * 32,
         head=12,
         next=RelayNext(13, "2" * 32, "streaming"),
-        parents=(RelayParent("https://root/a", False, False), RelayParent("s3://bucket/a", True, True)),
+        parents=(RelayParent("https://relay.example/a", False, False), RelayParent("s3://bucket/a", True, True)),
         spool=RelaySpool(4, 5 << 20, 1 << 30),
         received_bytes=6 << 20,
         sent_bytes=7 << 20,
@@ -225,7 +225,7 @@ def test_what_people_read() -> None:
     lines = [line.text for line in relay_lines(decode_relay(encoded(tree()), ""))]
     assert lines == [
         "relay eu, started 2031-02-03T04:05:06Z",
-        "  parent https://root/a: not used, does not answer",
+        "  parent https://relay.example/a: not used, does not answer",
         "  parent s3://bucket/a: used",
         "  version 12; received 6.29 MB, sent 7.34 MB; spool 4 objects, 5.24 MB of 1.07 GB",
         "  child        kind      address   version  behind     sent           seen",
